@@ -19,10 +19,10 @@ from typing import Any
 import aiohttp
 import openai
 
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial.integrations.model_server import Reply, spawn_model_server
 from fairtrial.models.openai import OpenAIAdapter
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import Reply, spawn_model_server
 
 type Call = Callable[[], Awaitable[Any]]
 

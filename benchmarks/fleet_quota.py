@@ -36,13 +36,13 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ModelError
 from fairtrial.fleet.limits.connections import limit_server
 from fairtrial.fleet.limits.quota import FleetLimiter
 from fairtrial.fleet.limits.servers import Quota
+from fairtrial.integrations.model_server import RateLimited, spawn_model_server
 from fairtrial.models.limiter import AdaptiveLimiter, Limiter, Permit, Verdict
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import RateLimited, spawn_model_server
 
 LATENCY = 0.1
 AT_ONCE = 30

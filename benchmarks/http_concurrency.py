@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, exact_match
-from fairtrial.testing.model_server import FixedLatency, spawn_model_server
+from fairtrial.integrations.model_server import FixedLatency, spawn_model_server
 
 BODY = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
 

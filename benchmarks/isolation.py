@@ -17,7 +17,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from fairtrial.isolation import IsolatedRunner
+from fairtrial.base.isolation import IsolatedRunner
 
 
 def echo(value: int) -> int:

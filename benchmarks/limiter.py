@@ -13,11 +13,11 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ModelError
+from fairtrial.integrations.model_server import ModelServerProcess, spawn_model_server
 from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter
 from fairtrial.models.openai import OpenAIAdapter
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import ModelServerProcess, spawn_model_server
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
             latency = round((time.monotonic() - started) * 1000)
             passed = answer == expected
             execution = random.getrandbits(62)
-            kind = "fairtrial.session.trajectory:ChatMessage"
+            kind = "fairtrial.data.session.trajectory:ChatMessage"
             transcript = {
                 "version": 1,
                 "session_id": uuid4().hex,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial import Dataset, EvalSuite, Metric, Sample, Score, open_store
-from fairtrial.report import EvalReport
+from fairtrial.reports import EvalReport
 from fairtrial.rl import groups, reward
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials import EvalResult, TrialKey

@@ -72,7 +72,7 @@ def run(data: Path, database: Path) -> dict[str, Any]:
     assert report.successful == len(made.dataset)
     peak = peak_mb()
     store.close()
-    from fairtrial.analysis import column_file, column_reader  # Only now: numpy and scipy are no part of the run.
+    from fairtrial.reports.figures import column_file, column_reader
 
     summary, bare, text = [], [], ""
     for _ in range(4):  # The first one loads scipy.
@@ -110,7 +110,7 @@ def run(data: Path, database: Path) -> dict[str, Any]:
 def pair(data: Path, database: Path) -> dict[str, Any]:
     """Compare two experiments of half as many samples: for the first time in this process, and again."""
     from fairtrial import compare  # Loads numpy and scipy, which are no part of a run.
-    from fairtrial.analysis import column_file
+    from fairtrial.reports.figures import column_file
 
     store = open_store(f"sqlite:///{database}")
     report = EvalReport(store, store.runs()[0])

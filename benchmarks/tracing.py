@@ -35,9 +35,9 @@ import aiohttp
 from aiohttp import web
 
 from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, TrialKey, exact_match, open_store
-from fairtrial.tracing import TraceExporter, TraceReceiver
-from fairtrial.tracing.protocol_buffers import AttributeValue, key_values
-from fairtrial.tracing.requests import json_request, traces_request
+from fairtrial.integrations.tracing import TraceExporter, TraceReceiver
+from fairtrial.integrations.tracing.protocol_buffers import AttributeValue, key_values
+from fairtrial.integrations.tracing.requests import json_request, traces_request
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.trace_ids import event_span_id, trace_id_of, trial_span_id
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TokenUsage, open_store
-from fairtrial.analysis.trial_columns import TrialColumns
+from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.store import RunRecord, RunStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult

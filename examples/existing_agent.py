@@ -31,7 +31,7 @@ from fairtrial import (
     token_usage_under,
     tool_called,
 )
-from fairtrial.testing.model_server import ModelServer, Rule
+from fairtrial.integrations.model_server import ModelServer, Rule
 
 QUESTIONS = Dataset.of({"6 * 7": "42", "2 + 2": "4"}, name="sums")
 

@@ -20,9 +20,9 @@ from fairtrial import (
     evaluate_sync,
     llm_judge,
 )
-from fairtrial.judging import JudgeCheck
-from fairtrial.judging.fence import read_fences
-from fairtrial.testing.model_server import ModelServer, ParsedRequest, Reply
+from fairtrial.integrations.model_server import ModelServer, ParsedRequest, Reply
+from fairtrial.models.judges import JudgeCheck
+from fairtrial.models.judges.fence import read_fences
 
 QUESTIONS = Dataset.of({"What is the capital of France?": "Paris", "And of Japan?": "Tokyo"}, name="capitals")
 

@@ -10,8 +10,8 @@ import argparse
 from dataclasses import dataclass
 
 from fairtrial import Dataset, EvalReport, Experiment, Sample, Score, evaluate_sync
+from fairtrial.integrations.model_server import ModelServer, Reply, Rule
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ProviderAdapter, prompt_task
-from fairtrial.testing.model_server import ModelServer, Reply, Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from fairtrial import (
     token_usage_under,
     tool_called,
 )
-from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCallReply
+from fairtrial.integrations.model_server import ModelServer, Reply, Script, ToolCallReply
 
 QUESTIONS = Dataset.of({"What is the weather in Oslo?": "snow"}, name="weather")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 
 from fairtrial import Dataset, EvalConfig, EvalReport, OpenAIAdapter, Sample, evaluate_sync
+from fairtrial.integrations.model_server import ModelServer, Reply, Script, ToolCallReply
+from fairtrial.integrations.sandbox import Sandbox, SandboxLimits, runs_tests
 from fairtrial.models import ProviderAdapter, agent_task
-from fairtrial.sandbox import Sandbox, SandboxLimits, runs_tests
-from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCallReply
 
 LIMITS = SandboxLimits(seconds=20, memory=512 * 2**20)
 PROBLEMS = Dataset(

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fairtrial import Dataset, EvalReport, all_of, contains, evaluate_sync, tool_called, tool_not_called
+from fairtrial.integrations.model_server import ModelServer, Reply, Script, ToolCallReply
 from fairtrial.models import AnthropicAdapter, ProviderAdapter, agent_task, tool_schema_accuracy
-from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCallReply
 
 ORDERS = {"A17": "shipped on Monday"}
 

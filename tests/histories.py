@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial import EvalReport, Label, Metric, Sample, Score, TokenUsage, calibrate, compare, gate, leaderboard
-from fairtrial.analysis.pairing import ChangeKind
-from fairtrial.analysis.source import run_totals
-from fairtrial.analysis.summaries import summarize
-from fairtrial.analysis.trial_columns import TrialColumns
-from fairtrial.formatting import rate
-from fairtrial.render.run_json import listed_run, totals_record
+from fairtrial.base.formatting import rate
+from fairtrial.reports.compare.pairing import ChangeKind
+from fairtrial.reports.figures.source import run_totals
+from fairtrial.reports.figures.summaries import summarize
+from fairtrial.reports.figures.trial_columns import TrialColumns
+from fairtrial.reports.render.run_json import listed_run, totals_record
 from fairtrial.runs.completion import run_completed
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.export import export_results

@@ -15,7 +15,8 @@ import pytest
 import redis
 import yaml
 
-from fairtrial import exact_match, metrics
+from fairtrial import exact_match
+from fairtrial.base import metrics
 from fairtrial.cli import command_worker, options
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest
 from fairtrial.fleet.ops.group import LoopGroup

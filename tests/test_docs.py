@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 import fairtrial
-from fairtrial.testing.model_server import FaultRule, ModelServer, RateLimited
+from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited
 from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, steps, unknown_in
-from tests.importing.project import small_project
+from tests.integrations.importers.project import small_project
 from tests.redis_server import RedisServer
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

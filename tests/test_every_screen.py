@@ -28,12 +28,12 @@ from fairtrial import (
     gate,
     open_store,
 )
-from fairtrial.analysis.source import run_totals
-from fairtrial.analysis.summaries import summarize
-from fairtrial.analysis.trial_columns import TrialColumns
-from fairtrial.contrib.inspect import write_log
-from fairtrial.formatting import rate
-from fairtrial.render.run_json import totals_record
+from fairtrial.base.formatting import rate
+from fairtrial.integrations.inspect import write_log
+from fairtrial.reports.figures.source import run_totals
+from fairtrial.reports.figures.summaries import summarize
+from fairtrial.reports.figures.trial_columns import TrialColumns
+from fairtrial.reports.render.run_json import totals_record
 from fairtrial.runs.completion import run_completed
 from fairtrial.store import RunStore
 from fairtrial.viewer.work import Jobs

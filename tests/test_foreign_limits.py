@@ -21,15 +21,15 @@ import pytest
 import zstandard
 
 from fairtrial import Dataset, open_store
+from fairtrial.base.codec import parse_foreign_json
+from fairtrial.base.foreign import SETTING, ExpansionBudget, Method, check_limit, expand, limit_factor
 from fairtrial.cli.app import invoke
-from fairtrial.codec import parse_foreign_json
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, LimitExceededError, StoreError
-from fairtrial.foreign import SETTING, ExpansionBudget, Method, check_limit, expand, limit_factor
-from fairtrial.importing import IMPORTERS, load_importer
-from fairtrial.importing.inspect_logs import InspectLogs
-from fairtrial.importing.storing import store_run
+from fairtrial.integrations.importers import IMPORTERS, load_importer
+from fairtrial.integrations.importers.inspect_logs import InspectLogs
+from fairtrial.integrations.importers.storing import store_run
 from fairtrial.store.compress import decompress
-from tests.importing.project import CRITERIA, answers, eval_of, run_of, write_archive
+from tests.integrations.importers.project import CRITERIA, answers, eval_of, run_of, write_archive
 
 MIB = 1 << 20
 HEADER = {"version": 2, "status": "success", "eval": {"task": "quiz", "model": "m", "eval_id": "e"}}
@@ -87,7 +87,7 @@ def test_many_empty_streams_are_refused_at_once() -> None:
 
 def test_expansion_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = ExpansionBudget("it", MIB)
-    monkeypatch.setattr("fairtrial.foreign.time.monotonic", lambda: budget._end + 1)
+    monkeypatch.setattr("fairtrial.base.foreign.time.monotonic", lambda: budget._end + 1)
     with pytest.raises(LimitExceededError, match="within 120 seconds"):
         expand(packed(b"x", "gzip"), "gzip", budget)
 
@@ -159,12 +159,12 @@ def test_a_log_that_is_a_bomb_is_refused_by_name_and_setting(tmp_path: Path, kin
 def test_members_of_a_log_are_limited_together_and_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = log(tmp_path / "log.eval", *(sample(id=n, input="x" * 50_000) for n in range(20)))
     assert len(InspectLogs().read(path).suites[0].dataset) == 20  # Read three times, counted once.
-    monkeypatch.setattr("fairtrial.importing.zip_members._FILE_BYTES", 500_000)
+    monkeypatch.setattr("fairtrial.integrations.importers.zip_members._FILE_BYTES", 500_000)
     with pytest.raises(LimitExceededError, match=rf"log\.eval must have at most [\d,]+ bytes.*\n.*{SETTING}"):
         InspectLogs().read(path)
     monkeypatch.setenv(SETTING, "3")
     assert InspectLogs().read(path).suites
-    monkeypatch.setattr("fairtrial.importing.zip_members._MAX_MEMBERS", 5)
+    monkeypatch.setattr("fairtrial.integrations.importers.zip_members._MAX_MEMBERS", 5)
     with pytest.raises(LimitExceededError, match=r"log\.eval must have at most 15 members \(got 21\)"):
         InspectLogs().read(path)
 
@@ -261,8 +261,8 @@ LARGE_FILES = {
 def test_a_file_without_end_is_refused_before_it_has_been_read(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairtrial.foreign._FILE_BYTES", MIB)
-    monkeypatch.setattr("fairtrial.foreign._LINE_BYTES", MIB)
+    monkeypatch.setattr("fairtrial.base.foreign._FILE_BYTES", MIB)
+    monkeypatch.setattr("fairtrial.base.foreign._LINE_BYTES", MIB)
     format, start = LARGE_FILES[name]
     path = tmp_path / name
     path.write_bytes(start)
@@ -303,7 +303,7 @@ def test_the_command_says_what_is_wrong_and_reports_no_bug(
 def test_a_plan_may_not_be_far_larger_than_what_a_file_has(tmp_path: Path) -> None:
     # One row is repeated 150 times, and 150 others are there once: 22,650 planned trials of 300 rows.
     items = [{**answers("evalrun_a", {})[0], "id": f"i{n}", "datasource_item_id": max(n - 150, 0)} for n in range(300)]
-    from fairtrial.testing.model_server import HostedEvals
+    from fairtrial.integrations.model_server import HostedEvals
 
     for count, fits in ((300, True), (150, True)):
         some = items[:count]
@@ -340,7 +340,7 @@ def test_long_numbers_and_depth_are_errors_with_file_and_line(tmp_path: Path, fo
 
 
 def test_numbers_and_depth_in_saved_evals_have_file_and_line(tmp_path: Path) -> None:
-    from fairtrial.testing.model_server import HostedEvals
+    from fairtrial.integrations.model_server import HostedEvals
 
     items = answers("evalrun_a", {})[:2]
     project = HostedEvals(

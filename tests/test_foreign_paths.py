@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from fairtrial.base.foreign import inside
 from fairtrial.cli.command_init import init
 from fairtrial.data.attachment import Attachment, BlobFolder
 from fairtrial.errors import BodyError, DataError
-from fairtrial.foreign import inside
-from fairtrial.importing import load_importer
-from fairtrial.importing.openai_evals import OpenAIEvals
+from fairtrial.integrations.importers import load_importer
+from fairtrial.integrations.importers.openai_evals import OpenAIEvals
+from fairtrial.integrations.model_server import HostedEvals
 from fairtrial.mailbox.claim_check import ClaimCheck
-from fairtrial.testing.model_server import HostedEvals
-from tests.importing.project import CRITERIA, ROWS, answers, eval_of, run_of, write_archive, write_lines
+from tests.integrations.importers.project import CRITERIA, ROWS, answers, eval_of, run_of, write_archive, write_lines
 
 LOG = Path(__file__).with_name("importing") / "files" / "inspect" / "forecast.eval"
 SAMPLES = Path(__file__).with_name("importing") / "files" / "lm-eval"

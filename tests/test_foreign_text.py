@@ -13,12 +13,12 @@ import pytest
 
 from fairtrial import Dataset, fuzzy_match
 from fairtrial.errors import CodecError, DatasetError
-from fairtrial.judging.fence import read_fences
 from fairtrial.models.content import split_data_url
+from fairtrial.models.judges.fence import read_fences
 from fairtrial.models.structured import parse_output
-from fairtrial.render import markdown
-from fairtrial.render.junit import content
-from fairtrial.render.safe_text import lines, plain
+from fairtrial.reports.render import markdown
+from fairtrial.reports.render.junit import content
+from fairtrial.reports.render.safe_text import lines, plain
 from fairtrial.store.redact import Redactor
 
 MEGABYTE = 1_000_000

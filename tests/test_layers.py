@@ -59,21 +59,25 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = import_graph(SOURCE)
-    assert {"fairtrial", "fairtrial.backoff", "fairtrial.testing.model_server.service"} <= graph.keys()
+    assert {"fairtrial", "fairtrial.base.backoff", "fairtrial.integrations.model_server.service"} <= graph.keys()
     assert circle(graph) == []
 
 
 @pytest.mark.parametrize(
-    "late", ["def f():\n    from fairtrial.render import b", "if TYPE_CHECKING:\n    import fairtrial.render.b"]
+    "late",
+    [
+        "def f():\n    from fairtrial.reports.render import b",
+        "if TYPE_CHECKING:\n    import fairtrial.reports.render.b",
+    ],
 )
 def test_a_circle_that_is_closed_late_is_found(late: str, tmp_path: Path) -> None:
     folder = tmp_path / "fairtrial" / "render"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "a.py").write_text(late)
-    (folder / "b.py").write_text("from fairtrial.render.a import f")
+    (folder / "b.py").write_text("from fairtrial.reports.render.a import f")
     found = circle(import_graph(tmp_path))
-    assert set(found) == {"fairtrial.render.a", "fairtrial.render.b"}
+    assert set(found) == {"fairtrial.reports.render.a", "fairtrial.reports.render.b"}
 
 
 def test_no_class_name_is_defined_twice() -> None:

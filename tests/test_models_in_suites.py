@@ -20,19 +20,9 @@ from fairtrial import (
     exact_match,
     open_store,
 )
-from fairtrial.codec import from_json
+from fairtrial.base.codec import from_json
 from fairtrial.errors import ConfigurationError
-from fairtrial.judging import llm_judge
-from fairtrial.judging.fence import read_fences
-from fairtrial.models import (
-    MarkdownSection,
-    OpenAIAdapter,
-    PromptTemplate,
-    ResponseCache,
-    RetryPolicy,
-    ScriptedAdapter,
-)
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
@@ -51,7 +41,17 @@ from fairtrial.testing.model_server import (
     ServerFailed,
     WrongShape,
 )
-from tests.judging.test_judges import HOSTILE
+from fairtrial.models import (
+    MarkdownSection,
+    OpenAIAdapter,
+    PromptTemplate,
+    ResponseCache,
+    RetryPolicy,
+    ScriptedAdapter,
+)
+from fairtrial.models.judges import llm_judge
+from fairtrial.models.judges.fence import read_fences
+from tests.models.test_judges import HOSTILE
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.001, max_seconds=0.01)
 

@@ -12,8 +12,8 @@ from math import sqrt
 
 import numpy as np
 
-from fairtrial.analysis.pairing import ComparisonSettings
-from fairtrial.analysis.verdicts import AdjustedDifference, verdict_of
+from fairtrial.reports.compare.pairing import ComparisonSettings
+from fairtrial.reports.compare.verdicts import AdjustedDifference, verdict_of
 from fairtrial.stats import mean_interval, paired_difference
 
 from . import ALARMS, COVERAGE, Design, Rng, contains, draw_outcomes, draw_rates, share

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from fairtrial import EvalReport, EvalResult, Sample, Score, TrialKey, calibrate
-from fairtrial.analysis.columns import Columns, LabelColumn
-from fairtrial.analysis.gate import gate_columns
-from fairtrial.analysis.gate_rules import GateRules
-from fairtrial.analysis.label_draw import UNKNOWN_DRAW
-from fairtrial.analysis.review_sample import keyed_hash
-from fairtrial.render.calibration_document import judge_sentence
+from fairtrial.reports.calibrate.document import judge_sentence
+from fairtrial.reports.calibrate.review_sample import keyed_hash
+from fairtrial.reports.figures.columns import Columns, LabelColumn
+from fairtrial.reports.figures.label_draw import UNKNOWN_DRAW
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.decision import gate_columns
 from fairtrial.stats import Interval, JudgedTrials, corrected_difference, corrected_mean
 
 from . import ALARMS, COVERAGE, GATE_ERRORS, Array, Design, Rng, contains, share, share_or_warned

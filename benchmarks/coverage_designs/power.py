@@ -14,14 +14,14 @@ from math import ceil
 
 import numpy as np
 
-from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.compare import compare_columns
-from fairtrial.analysis.comparison import MetricComparison
-from fairtrial.analysis.gate import gate_columns
-from fairtrial.analysis.gate_rules import GateRules
-from fairtrial.analysis.pairing import ComparisonSettings
-from fairtrial.analysis.plan_spread import HistorySide
-from fairtrial.analysis.planning import PlanRequest, plan_columns
+from fairtrial.reports.compare.comparison import MetricComparison
+from fairtrial.reports.compare.pairing import ComparisonSettings
+from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.figures.columns import Columns
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.plan.planning import PlanRequest, plan_columns
+from fairtrial.reports.plan.spread import HistorySide
 
 from . import POWER, Array, Design, Limit, Rng, draw_outcomes, draw_rates
 

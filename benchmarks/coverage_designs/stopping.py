@@ -12,12 +12,12 @@ from functools import cache, partial
 
 import numpy as np
 
-from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.compare import compare_columns
-from fairtrial.analysis.comparison import MetricComparison
-from fairtrial.analysis.gate import gate_columns
-from fairtrial.analysis.gate_rules import GateRules
-from fairtrial.analysis.pairing import ComparisonSettings
+from fairtrial.reports.compare.comparison import MetricComparison
+from fairtrial.reports.compare.pairing import ComparisonSettings
+from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.figures.columns import Columns
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.decision import gate_columns
 from fairtrial.stats import Interval, paired_rates_interval, pairs_decision, stopped_by_width
 
 from . import COVERAGE, GATE_ERRORS, Array, Design, Rng, draw_outcomes, draw_rates, share

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.compare import compare_columns
-from fairtrial.analysis.contents import SampleContents
-from fairtrial.analysis.gate import gate_columns
-from fairtrial.analysis.gate_rules import GateRules
+from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.figures.columns import Columns
+from fairtrial.reports.figures.contents import SampleContents
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.decision import gate_columns
 
 from . import GATE_ERRORS, Design, Rng, share
 

@@ -3,7 +3,21 @@
 from typing import TYPE_CHECKING
 
 from fairtrial._version import __version__
+from fairtrial.base.lazy import lazy_names
 from fairtrial.data import Attachment, BlobFolder, Dataset, Sample, load_jsonl
+from fairtrial.data.session import (
+    ChatMessage,
+    PromptExecuted,
+    Retrieved,
+    Session,
+    SessionView,
+    SliceView,
+    TokenUsage,
+    ToolCall,
+    ToolInvoked,
+    Trajectory,
+    restore_session,
+)
 from fairtrial.errors import (
     CodecError,
     ConfigurationError,
@@ -20,7 +34,6 @@ from fairtrial.errors import (
     StoreUnavailableError,
     UnknownRunError,
 )
-from fairtrial.lazy import lazy_names
 from fairtrial.scoring import (
     EvalContext,
     Evaluator,
@@ -51,19 +64,6 @@ from fairtrial.scoring import (
     weighted,
     within_tolerance,
 )
-from fairtrial.session import (
-    ChatMessage,
-    PromptExecuted,
-    Retrieved,
-    Session,
-    SessionView,
-    SliceView,
-    TokenUsage,
-    ToolCall,
-    ToolInvoked,
-    Trajectory,
-    restore_session,
-)
 from fairtrial.trials import (
     Environment,
     EnvironmentRegistry,
@@ -80,17 +80,6 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.analysis_plan import (
-        AnalysisPlan,
-    )
-    from fairtrial.analysis.gate_rules import (
-        GateRules,
-        SliceRule,
-    )
-    from fairtrial.analysis.slices import (
-        by_input,
-        by_metric,
-    )
     from fairtrial.fleet import (
         EvalLoop,
         EvalRequest,
@@ -103,7 +92,23 @@ if TYPE_CHECKING:
     from fairtrial.fleet import MainLoopResult as MainLoopResult
     from fairtrial.fleet import collect_results_sync as collect_results_sync
     from fairtrial.fleet import submit_dataset_sync as submit_dataset_sync
-    from fairtrial.judging import (
+    from fairtrial.integrations.tracing.recording import (
+        record_anthropic,
+        record_openai,
+    )
+    from fairtrial.models import (
+        AnthropicAdapter,
+        MarkdownSection,
+        OpenAIAdapter,
+        Prompt,
+        PromptTemplate,
+        ProviderAdapter,
+        ScriptedAdapter,
+        agent_task,
+        choice_task,
+        prompt_task,
+    )
+    from fairtrial.models.judges import (
         answer_relevance,
         check_judge,
         check_judge_sync,
@@ -120,41 +125,40 @@ if TYPE_CHECKING:
         semantic_similarity,
         short_answer_judge,
     )
-    from fairtrial.models import (
-        AnthropicAdapter,
-        MarkdownSection,
-        OpenAIAdapter,
-        Prompt,
-        PromptTemplate,
-        ProviderAdapter,
-        ScriptedAdapter,
-        agent_task,
-        choice_task,
-        prompt_task,
-    )
-    from fairtrial.report import (
+    from fairtrial.reports import (
         EvalReport,
         ExperimentReport,
         group_by,
         summarize,
     )
-    from fairtrial.report.calibrate import (
+    from fairtrial.reports.calibrate.calibrate import (
         Calibration,
         calibrate,
     )
-    from fairtrial.report.compare import (
+    from fairtrial.reports.compare.compare import (
         Comparison,
         compare,
     )
-    from fairtrial.report.gate import (
+    from fairtrial.reports.figures.analysis_plan import (
+        AnalysisPlan,
+    )
+    from fairtrial.reports.figures.rules import (
+        GateRules,
+        SliceRule,
+    )
+    from fairtrial.reports.figures.slices import (
+        by_input,
+        by_metric,
+    )
+    from fairtrial.reports.gate.gate import (
         GateResult,
         gate,
     )
-    from fairtrial.report.leaderboard import (
+    from fairtrial.reports.leaderboard.leaderboard import (
         Leaderboard,
         leaderboard,
     )
-    from fairtrial.report.plan import (
+    from fairtrial.reports.plan.plan import (
         SamplePlan,
         plan,
     )
@@ -189,19 +193,15 @@ if TYPE_CHECKING:
         assert_eval,
         eval_test,
     )
-    from fairtrial.tracing.recording import (
-        record_anthropic,
-        record_openai,
-    )
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
-    "analysis.analysis_plan": ("AnalysisPlan",),
-    "analysis.gate_rules": (
+    "reports.figures.analysis_plan": ("AnalysisPlan",),
+    "reports.figures.rules": (
         "GateRules",
         "SliceRule",
     ),
-    "analysis.slices": (
+    "reports.figures.slices": (
         "by_input",
         "by_metric",
     ),
@@ -212,7 +212,7 @@ _LATER = {
         "collect_results",
         "submit_dataset",
     ),
-    "judging": (
+    "models.judges": (
         "answer_relevance",
         "check_judge",
         "check_judge_sync",
@@ -241,29 +241,29 @@ _LATER = {
         "choice_task",
         "prompt_task",
     ),
-    "report": (
+    "reports": (
         "EvalReport",
         "ExperimentReport",
         "group_by",
         "summarize",
     ),
-    "report.calibrate": (
+    "reports.calibrate.calibrate": (
         "Calibration",
         "calibrate",
     ),
-    "report.compare": (
+    "reports.compare.compare": (
         "Comparison",
         "compare",
     ),
-    "report.gate": (
+    "reports.gate.gate": (
         "GateResult",
         "gate",
     ),
-    "report.leaderboard": (
+    "reports.leaderboard.leaderboard": (
         "Leaderboard",
         "leaderboard",
     ),
-    "report.plan": (
+    "reports.plan.plan": (
         "SamplePlan",
         "plan",
     ),
@@ -298,7 +298,7 @@ _LATER = {
         "assert_eval",
         "eval_test",
     ),
-    "tracing.recording": (
+    "integrations.tracing.recording": (
         "record_anthropic",
         "record_openai",
     ),

@@ -23,13 +23,13 @@ from fairtrial.data import dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet import messages
-from fairtrial.judging import judge
+from fairtrial.integrations.tracing.automatic import trace_to_langsmith
+from fairtrial.models.judges import judge
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
-from fairtrial.report import report
+from fairtrial.reports import report
 from fairtrial.rl.metric_log import MetricLog
 from fairtrial.scoring import score as scores
 from fairtrial.scoring import text
-from fairtrial.tracing.automatic import trace_to_langsmith
 from fairtrial.trials import config, result
 
 
@@ -121,7 +121,7 @@ exact_match = _by_keyword(text.exact_match)
 
 
 def configure_wink(project: str, tracing_enabled: bool = True) -> None:
-    """Trace every run of this process to a project of LangSmith; see `fairtrial.tracing.trace_to_langsmith`."""
+    """Trace every run of this process to a project of LangSmith (`trace_to_langsmith`)."""
     trace_to_langsmith(project, enabled=tracing_enabled)
 
 
@@ -244,10 +244,10 @@ JudgeParams = JudgeInput
 _HOMES = {
     "data": ("Sample", "load_jsonl"),
     "fleet": ("EvalLoopConfig", "InMemorySessionStore", "MainLoopRequest", "MainLoopResult"),
-    "judging": ("PASSING_RATINGS", "RATING_VALUES", "Rating", "llm_judge"),
+    "models.judges": ("PASSING_RATINGS", "RATING_VALUES", "Rating", "llm_judge"),
     "mailbox": ("CompositeResolver", "InMemoryMailbox", "Mailbox", "Message", "RedisMailbox", "RedisMailboxFactory"),
     "models": ("MarkdownSection", "OpenAIAdapter", "Prompt", "PromptTemplate", "ProviderAdapter", "agent_task"),
-    "report": ("group_by", "summarize"),
+    "reports": ("group_by", "summarize"),
     "rl": ("DataBuffer", "generate_rollouts"),
     "runs": ("EvalRunCompleted", "EvalRunStarted", "SampleEvaluated"),
     "scoring": (
@@ -255,7 +255,7 @@ _HOMES = {
         "composite", "json_subset", "slice_contains", "token_usage_under", "tool_call_count",
         "tool_called", "tool_not_called", "within_tolerance",
     ),
-    "session": (
+    "data.session": (
         "ChatMessage", "ControlDispatcher", "PromptExecuted", "Session", "SessionView", "SliceView", "TokenUsage",
         "ToolInvoked", "Trajectory",
     ),
@@ -264,8 +264,8 @@ _HOMES = {
     "trials": ("Environment", "EnvironmentRegistry", "Experiment"),
 }  # fmt: skip
 _RENAMED = {
-    "EventBus": ("session", "ControlDispatcher"),
-    "InProcessEventBus": ("session", "ControlDispatcher"),
+    "EventBus": ("data.session", "ControlDispatcher"),
+    "InProcessEventBus": ("data.session", "ControlDispatcher"),
     "PyTorchTrainingBackend": ("rl", "TrainingBackend"),
     "compute_grpo_advantages": ("rl", "advantages"),
 }

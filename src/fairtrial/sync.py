@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.analysis.analysis_plan import AnalysisPlan
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.offload import in_event_loop
+from fairtrial.base.sync_bridge import call_sync
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.client.collect import collect_results_sync
 from fairtrial.fleet.client.submit import submit_dataset_sync
@@ -21,20 +26,15 @@ from fairtrial.fleet.messages import EvalRequest, ExpectedT
 from fairtrial.fleet.queues import Broker
 from fairtrial.fleet.worker import eval_loop, main_loop, sessions
 from fairtrial.fleet.worker.worker import run_interruptibly
-from fairtrial.frozen import EMPTY
-from fairtrial.judging.checks import check_judge_sync
 from fairtrial.models.adapter import PromptResponse
+from fairtrial.models.judges.checks import check_judge_sync
 from fairtrial.models.main_loop import InputT, OutputT
-from fairtrial.offload import in_event_loop
-from fairtrial.report.report import EvalReport
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+from fairtrial.reports.report import EvalReport
 from fairtrial.runs.events import Observer
 from fairtrial.scoring.evaluator import Evaluator, Scorer
-from fairtrial.session.session import Session
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.views import SessionView
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites import suite
-from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.result import EvalResult
 
 __all__ = [

@@ -10,7 +10,7 @@ from tests.cli.conftest import Cli
 
 ASKING = """
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TokenUsage, exact_match
-from fairtrial.judging import llm_judge
+from fairtrial.models.judges import llm_judge
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, prompt_task
 
 model = ScriptedAdapter(lambda messages: "a", model="tiny", usage=TokenUsage(1_000, 100))

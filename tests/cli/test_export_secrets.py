@@ -10,7 +10,7 @@ import pytest
 
 from fairtrial import EvalReport, open_store
 from fairtrial.cli.command_export import FORMATS
-from fairtrial.session.views import RecordedView
+from fairtrial.data.session.views import RecordedView
 from fairtrial.store import redact
 from tests.cli.conftest import Cli
 

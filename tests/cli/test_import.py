@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial.testing.model_server import HostedEvals
+from fairtrial.integrations.model_server import HostedEvals
 from tests.cli.conftest import Cli
-from tests.importing.project import CRITERIA, answers, eval_of, item_of, run_of, small_project, write_archive
+from tests.integrations.importers.project import (
+    CRITERIA,
+    answers,
+    eval_of,
+    item_of,
+    run_of,
+    small_project,
+    write_archive,
+)
 
 GOLDEN = Path(__file__).with_name("golden")
 

@@ -14,7 +14,7 @@ import pytest
 import fairtrial
 from fairtrial.cli import user_errors
 from fairtrial.cli.user_errors import ExitCode
-from fairtrial.testing.model_server import FaultRule, ModelServer, NotAuthorised
+from fairtrial.integrations.model_server import FaultRule, ModelServer, NotAuthorised
 from tests.cli.conftest import EVALS, Cli
 
 HEAD = "from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, exact_match\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import EVALS, Cli
-from tests.tracing.collector import Answer, Collector, attributes
-from tests.tracing.langsmith_server import KEY, LangSmithServer, experiments
+from tests.integrations.tracing.collector import Answer, Collector, attributes
+from tests.integrations.tracing.langsmith_server import KEY, LangSmithServer, experiments
 
 
 @pytest.fixture

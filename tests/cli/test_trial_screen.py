@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TrialKey, open_store
-from fairtrial.analysis.error_groups import error_text
+from fairtrial.base.formatting import ago
+from fairtrial.base.types import JSON
 from fairtrial.cli.trial import print_trial
-from fairtrial.formatting import ago
+from fairtrial.reports.figures.error_groups import error_text
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
-from fairtrial.types import JSON
 
 RUN = RunRecord("r1", "support", "data", "1", "f", 1, ("baseline",), 2, number=1)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairtrial import EvalResult, Score
+from fairtrial.data.session.events import NO_USAGE
 from fairtrial.errors import MailboxError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import Broker
@@ -16,7 +17,6 @@ from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.delivery import Delivery
 from fairtrial.fleet.worker.one_transaction import delivery_to
 from fairtrial.mailbox.protocol import Message
-from fairtrial.session.events import NO_USAGE
 
 
 def answer(request: EvalRequest, **changes: Any) -> EvalReply:

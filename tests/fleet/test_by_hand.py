@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, Experiment, Sample, exact_match, open_store
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.fleet import EvalLoop, MainLoop, MainLoopConfig, MainLoopRequest, collect_results, submit_dataset
 from fairtrial.mailbox import InMemoryMailbox
-from fairtrial.sync_bridge import call_sync
 from tests.fleet.build import boxes, request, take
 from tests.fleet.loop_process import Answer, Problem, mailboxes
 from tests.fleet.processes import Processes, end, wait_for_lines

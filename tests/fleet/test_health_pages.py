@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fairtrial.base.metrics import Histogram
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops import health as health_module
 from fairtrial.fleet.ops import metrics
@@ -20,7 +21,6 @@ from fairtrial.fleet.ops.health import HealthServer, Page
 from fairtrial.fleet.ops.metrics import Family, Reading, exposition
 from fairtrial.fleet.ops.supervise import Bound
 from fairtrial.mailbox import InMemoryMailbox
-from fairtrial.metrics import Histogram
 from tests.fleet.grouping import Steady, ask, request, running, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proves("R83", "R84", "R109")]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import BudgetExceededError, ConfigurationError, MailboxAccessError, MailboxError
 from fairtrial.fleet.limits import quota as limits_module
 from fairtrial.fleet.limits.quota import FleetLimiter
@@ -20,8 +22,6 @@ from fairtrial.mailbox import PostgresConnection, RedisConnection
 from fairtrial.models.budget import Budget, Spending
 from fairtrial.models.limiter import Limiter, Permit, TokenLimiter
 from fairtrial.models.scripted import ScriptedAdapter
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage
 from tests.fleet.limit_servers import ENGINES, SharedServer, nobodys_url, own_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proves("R106")]

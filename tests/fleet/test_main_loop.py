@@ -31,6 +31,7 @@ from fairtrial import (
     token_usage_under,
     tool_called,
 )
+from fairtrial.data.session.events import SpanClosed
 from fairtrial.errors import ConfigurationError, MailboxConnectionError
 from fairtrial.fleet import (
     EvalLoop,
@@ -48,7 +49,6 @@ from fairtrial.fleet import (
 )
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
-from fairtrial.session.events import SpanClosed
 from fairtrial.trials.result import EvalResult
 from tests.fleet.build import QUICK, boxes, request, take
 from tests.fleet.main_loops import serving

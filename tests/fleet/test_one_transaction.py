@@ -22,6 +22,7 @@ import psycopg.sql
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, TrialKey, open_store
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
 from fairtrial.errors import LeaseLostError, StoreUnavailableError
 from fairtrial.fleet import EvalLoopConfig, EvalReply, EvalRequest, PostgresBroker
 from fairtrial.fleet.client import dispatch
@@ -32,7 +33,6 @@ from fairtrial.fleet.worker.one_transaction import OneTransaction, delivery_to
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
 from fairtrial.mailbox.postgres import connection as connections
 from fairtrial.mailbox.protocol import Message
-from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.store.notes import FleetNote, write_notes
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.sql import SqlStore

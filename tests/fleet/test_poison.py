@@ -17,9 +17,9 @@ import anyio
 import pytest
 
 from fairtrial import Experiment, ToolInvoked, TrialContext, evaluator, exact_match
+from fairtrial.base.isolation import IsolatedRunner
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
 from fairtrial.fleet.worker.isolated import SuspectPool, emit_answers
-from fairtrial.isolation import IsolatedRunner
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.trials.run_trial import TrialRules

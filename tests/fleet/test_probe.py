@@ -14,7 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, metrics, task
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, task
+from fairtrial.base import metrics
 from fairtrial.fleet.ops.metrics import exposition, process_families
 from fairtrial.fleet.ops.probe import ClientProbe
 from fairtrial.mailbox import RedisConnection, RedisMailbox

@@ -18,6 +18,8 @@ import pytest
 
 import fairtrial.fleet
 from fairtrial import MainLoop, TrialContext, exact_match, open_store
+from fairtrial.base.isolation import IsolatedRunner, NotSendableError
+from fairtrial.base.isolation.child import emit
 from fairtrial.errors import CodecError, MailboxConnectionError, StoreUnavailableError
 from fairtrial.fleet import (
     EvalLoop,
@@ -29,8 +31,6 @@ from fairtrial.fleet import (
     MainLoopResult,
 )
 from fairtrial.fleet.worker.isolated import SuspectPool
-from fairtrial.isolation import IsolatedRunner, NotSendableError
-from fairtrial.isolation.child import emit
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord

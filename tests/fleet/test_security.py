@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import (
     BodyError,
     ConfigurationError,
@@ -25,7 +26,6 @@ from fairtrial.errors import (
 from fairtrial.fleet.limits.quota import FleetLimiter
 from fairtrial.fleet.limits.spending import FleetSpending
 from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
-from fairtrial.session.events import TokenUsage
 from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proves("R69")]

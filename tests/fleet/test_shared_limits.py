@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.limits import postgres, postgres_statements, redis, redis_scripts
 from fairtrial.fleet.limits.connections import limit_server
@@ -24,7 +25,6 @@ from fairtrial.fleet.limits.servers import LimitServer, Quota
 from fairtrial.fleet.limits.spending import FleetSpending
 from fairtrial.mailbox.postgres.schema import MIGRATIONS, VERSION
 from fairtrial.mailbox.redis.scripts import LuaScript
-from fairtrial.session.events import TokenUsage
 from tests.fleet.limit_servers import PostgresState, RedisState, SharedServer
 from tests.servers import PgBouncer, PostgresServer
 

@@ -500,7 +500,7 @@ def test_both_can_be_called_from_ordinary_code() -> None:
         for message in await requests.receive(10, 30, 0):
             await results.send(answer(message.body))
 
-    from fairtrial.sync_bridge import call_sync
+    from fairtrial.base.sync_bridge import call_sync
 
     call_sync(work)
     report = collect_results_sync(results, 3)

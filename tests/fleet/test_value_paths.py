@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, Sample, Score, evaluator, open_store, task
+from fairtrial.base.codec import decode, from_json, to_json
 from fairtrial.cli.app import invoke
-from fairtrial.codec import decode, from_json, to_json
-from fairtrial.contrib.inspect import write_log
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, MainLoop, MainLoopRequest, MemoryBroker, connect_broker
-from fairtrial.importing import load_importer
-from fairtrial.importing.storing import store_run
+from fairtrial.integrations.importers import load_importer
+from fairtrial.integrations.importers.storing import store_run
+from fairtrial.integrations.inspect import write_log
 from fairtrial.mailbox import InMemoryMailbox, PostgresMailbox, RedisMailbox, SqsConnection, SqsMailbox
 from fairtrial.store.portable import save_run
 from fairtrial.suites.worker import run_worker
@@ -371,7 +371,7 @@ async def test_what_cannot_be_read_back_is_refused_and_never_scored_otherwise(pa
 
 
 def test_the_table_has_every_type_that_the_codec_names() -> None:
-    from fairtrial.codec.scalars import SCALARS
+    from fairtrial.base.codec.scalars import SCALARS
 
     shown = {kind for _, kind, _ in KINDS}
     assert {kind for kind in SCALARS if kind not in (None, type(None))} <= shown

@@ -20,8 +20,8 @@ from urllib.parse import quote_from_bytes
 
 import zstandard
 
+from fairtrial.base.foreign import ExpansionBudget, expand
 from fairtrial.errors import FairtrialError
-from fairtrial.foreign import ExpansionBudget, expand
 from fairtrial.store.column_cache import HEAD
 
 type Mutator = Callable[[Random, bytes, Sequence[bytes]], bytes]

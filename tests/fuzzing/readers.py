@@ -18,25 +18,25 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fairtrial import Dataset, EvalReport, Sample, Score, Session, open_store
-from fairtrial.analysis import column_file
-from fairtrial.analysis.analysis_plan import AnalysisPlan
-from fairtrial.analysis.gate_rules import GateRules
+from fairtrial.base.foreign import ExpansionBudget, expand
 from fairtrial.cli.label_file import read_labels
 from fairtrial.cli.settings import load_settings
+from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import BodyError
 from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
-from fairtrial.foreign import ExpansionBudget, expand
+from fairtrial.integrations.tracing.buffer import TraceBuffer
+from fairtrial.integrations.tracing.protocol_buffers import otlp_messages
+from fairtrial.integrations.tracing.received import parse_logs, parse_traces
 from fairtrial.mailbox.sealing import seal, unseal
 from fairtrial.mailbox.sqs.wire_message import WireMessage
-from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.trajectory import ChatMessage
+from fairtrial.reports.figures import column_file
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+from fairtrial.reports.figures.rules import GateRules
 from fairtrial.store.column_cache import cached_columns, cached_totals, column_path
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.portable import save_run
-from fairtrial.tracing.buffer import TraceBuffer
-from fairtrial.tracing.protocol_buffers import otlp_messages
-from fairtrial.tracing.received import parse_logs, parse_traces
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 from tests.fuzzing.mutators import (
@@ -51,7 +51,7 @@ from tests.fuzzing.mutators import (
     mutate_request,
     mutate_toml,
 )
-from tests.importing.test_arbitrary_fields import FORMATS, import_file
+from tests.integrations.importers.test_arbitrary_fields import FORMATS, import_file
 from tests.viewer.conftest import add_running_run, open_session, record, start_server, support_samples, trial
 
 TRACES = Path(__file__).parent.parent / "tracing" / "recorded"

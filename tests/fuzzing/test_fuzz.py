@@ -14,21 +14,21 @@ from random import Random
 import pytest
 
 from fairtrial import Dataset, EvalReport
-from fairtrial.analysis import column_file
-from fairtrial.analysis.analysis_plan import AnalysisPlan
-from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.cli.adhoc import _template
 from fairtrial.cli.label_file import read_labels
 from fairtrial.cli.settings import load_settings
 from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import ConfigurationError, DataError, DatasetError, StoreError
-from fairtrial.importing import load_importer
+from fairtrial.integrations.importers import load_importer
+from fairtrial.reports.figures import column_file
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+from fairtrial.reports.figures.rules import GateRules
 from fairtrial.store.column_cache import HEAD, column_path
 from fairtrial.store.portable import save_run
 from tests.fuzzing.campaign import Campaign, execute
 from tests.fuzzing.mutators import mutate_bytes, mutate_json
 from tests.fuzzing.readers import READERS, Reader, small_store
-from tests.importing.test_arbitrary_fields import FORMATS, import_file
+from tests.integrations.importers.test_arbitrary_fields import FORMATS, import_file
 
 SLOW = {"saved run": 40, "column file": 60, "viewer": 40}
 

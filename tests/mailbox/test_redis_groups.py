@@ -13,6 +13,7 @@ import redis.asyncio
 import redis.asyncio.sentinel
 from redis.crc import key_slot
 
+from fairtrial.data.session import TokenUsage
 from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxConnectionError, MailboxError
 from fairtrial.fleet.limits.quota import FleetLimiter
 from fairtrial.fleet.limits.spending import FleetSpending
@@ -20,7 +21,6 @@ from fairtrial.fleet.queues import RedisBroker, connect_broker
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.mailbox.redis.address import RedisAddress
 from fairtrial.mailbox.redis.queue import Keys
-from fairtrial.session import TokenUsage
 from tests.fleet.build import request
 from tests.redis_groups import RedisCluster, SentinelGroup, wait_until
 from tests.redis_server import RedisServer

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from fairtrial.sandbox import Sandbox
+from fairtrial.integrations.sandbox import Sandbox
 from tests.figures import Figure
 from tests.measured.test_costs import medians
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from fairtrial.integrations.model_server import ModelServer
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.sdk import SdkAdapter
-from fairtrial.testing.model_server import ModelServer
 
 QUICK = RetryPolicy(attempts=3, rate_limited_attempts=8, base_seconds=0.01, max_seconds=0.05)
 

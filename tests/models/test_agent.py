@@ -13,6 +13,10 @@ import pytest
 
 from fairtrial import Dataset, EvalSuite
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, ModelUnavailableError
 from fairtrial.models.agent import AgentEnded, agent_task, tool_schema_accuracy
 from fairtrial.models.scripted import ScriptedAdapter
@@ -22,10 +26,6 @@ from fairtrial.scoring.evaluator import Case, resolve
 from fairtrial.scoring.score import Score
 from fairtrial.scoring.text import exact_match
 from fairtrial.scoring.tool_calls import tool_calls_match
-from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.session.views import RecordedView
 from fairtrial.testing.fakes import session_of
 from fairtrial.trials.context import current_trial
 from fairtrial.trials.experiment import Experiment

@@ -16,8 +16,8 @@ from fairtrial import (
     Sample,
     Score,
 )
+from fairtrial.data.session import ToolCall
 from fairtrial.models import ScriptedAdapter, agent_task
-from fairtrial.session import ToolCall
 from fairtrial.trials import EnvironmentSaved
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, exact_match
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.trajectory import ToolCall
+from fairtrial.integrations.model_server import ModelServer, ParsedRequest, Reply, ToolCallReply
 from fairtrial.models import OpenAIAdapter, ScriptedAdapter, StopAgent, agent_task
 from fairtrial.models.agent import AgentEnded
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.retry import NO_RETRY
-from fairtrial.report.report import EvalReport
-from fairtrial.session.events import ToolInvoked
-from fairtrial.session.trajectory import ToolCall
-from fairtrial.testing.model_server import ModelServer, ParsedRequest, Reply, ToolCallReply
+from fairtrial.reports.report import EvalReport
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,12 @@ import anyio
 import pytest
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
+from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, Usage
+from fairtrial.integrations.model_server import Reply as Served
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.reply import ModelReply
@@ -20,12 +25,7 @@ from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
-from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.testing.fakes import FakeClock
-from fairtrial.testing.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, Usage
-from fairtrial.testing.model_server import Reply as Served
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey

@@ -10,8 +10,8 @@ import pytest
 
 from fairtrial import AnthropicAdapter, ConfigurationError, OpenAIAdapter, PromptExecuted, ScriptedAdapter, Session
 from fairtrial.errors import BudgetExceededError, InvalidCallError, MalformedReplyError
+from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited, WrongShape
 from fairtrial.models import Budget, ResponseCache, RetryPolicy
-from fairtrial.testing.model_server import FaultRule, ModelServer, RateLimited, WrongShape
 
 pytestmark = pytest.mark.anyio
 

@@ -16,22 +16,16 @@ from typing import Any, Literal, get_args
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, contains, exact_match
-from fairtrial.errors import InvalidCallError, ModelRefusedError, RateLimitedError
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter, ResponseCache, RetryPolicy, ScriptedAdapter, agent_task
-from fairtrial.models.agent import AgentEnded
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.reply import ModelReply
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.report.report import EvalReport
-from fairtrial.session.endings import (
+from fairtrial.data.session.endings import (
     ANTHROPIC_ENDINGS,
     CHAT_ENDINGS,
     RESPONSES_ENDINGS,
     Ending,
     ending_of,
 )
-from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.testing.model_server import (
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.errors import InvalidCallError, ModelRefusedError, RateLimitedError
+from fairtrial.integrations.model_server import (
     ContextTooLong,
     FaultRule,
     ModelServer,
@@ -40,6 +34,12 @@ from fairtrial.testing.model_server import (
     ToolCallReply,
     WrongShape,
 )
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter, ResponseCache, RetryPolicy, ScriptedAdapter, agent_task
+from fairtrial.models.agent import AgentEnded
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.reply import ModelReply
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.reports.report import EvalReport
 from fairtrial.trials.task import task
 
 pytestmark = pytest.mark.anyio

@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import PromptExecuted
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import (
     ContextLengthError,
     MalformedReplyError,
@@ -26,16 +29,7 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.models.limiter import AdaptiveLimiter
-from fairtrial.models.provider_errors import retry_after
-from fairtrial.models.retry import NO_RETRY, RetryPolicy
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.scoring.evaluator import resolve
-from fairtrial.scoring.text import exact_match
-from fairtrial.session.events import PromptExecuted
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
@@ -55,6 +49,12 @@ from fairtrial.testing.model_server import (
     StreamFailed,
     WrongShape,
 )
+from fairtrial.models.limiter import AdaptiveLimiter
+from fairtrial.models.provider_errors import retry_after
+from fairtrial.models.retry import NO_RETRY, RetryPolicy
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.scoring.evaluator import resolve
+from fairtrial.scoring.text import exact_match
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult

@@ -9,12 +9,12 @@ from anthropic.types import ContentBlockParam
 from pydantic import TypeAdapter
 
 from fairtrial import Dataset, EvalSuite, Sample, contains
+from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply, WrongShape
 from fairtrial.models import AnthropicAdapter, OpenAIAdapter, Prices, agent_task
 from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.retry import NO_RETRY
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply, WrongShape
 
 pytestmark = pytest.mark.anyio
 

@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import (
     BudgetExceededError,
     ConfigurationError,
@@ -29,9 +32,6 @@ from fairtrial.models.retry import NO_RETRY, RetryPolicy
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.scoring.text import exact_match
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
 from fairtrial.testing.fakes import FakeClock
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment

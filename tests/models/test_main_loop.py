@@ -10,6 +10,10 @@ from pydantic import BaseModel
 import fairtrial.models
 from fairtrial import Dataset, EvalSuite
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError, ModelUnavailableError
 from fairtrial.fleet import MainLoop
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter, prompt_task
@@ -17,10 +21,6 @@ from fairtrial.scoring.behaviour import token_usage_under
 from fairtrial.scoring.combine import all_of
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.scoring.text import exact_match
-from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.trajectory import ChatMessage
 from fairtrial.trials.context import TrialContext, current_trial
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey

@@ -22,6 +22,9 @@ from google import genai
 from google.genai import types
 
 from fairtrial.data.attachment import BlobFolder
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,
@@ -31,18 +34,7 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.models import OpenAIAdapter, model_from_name
-from fairtrial.models.anthropic import AnthropicAdapter
-from fairtrial.models.bedrock import ConverseAdapter
-from fairtrial.models.gemini import GeminiAdapter, VertexAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.retry import NO_RETRY
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.models.tools import Tool, tool_message
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
@@ -65,6 +57,14 @@ from fairtrial.testing.model_server import (
     Usage,
     WrongShape,
 )
+from fairtrial.models import OpenAIAdapter, model_from_name
+from fairtrial.models.anthropic import AnthropicAdapter
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.gemini import GeminiAdapter, VertexAdapter
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.models.tools import Tool, tool_message
 
 pytestmark = pytest.mark.anyio
 KINDS = ("gemini", "bedrock")

@@ -16,6 +16,9 @@ from pydantic import AnyUrl, BaseModel, Field
 
 from fairtrial import Dataset, EvalSuite, Sample, exact_match
 from fairtrial.data.attachment import BlobFolder
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     BudgetExceededError,
     ConfigurationError,
@@ -24,31 +27,7 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.judging import llm_judge, panel
-from fairtrial.judging.fence import read_fences
-from fairtrial.models import (
-    AnthropicAdapter,
-    Budget,
-    OpenAIAdapter,
-    Prices,
-    RetryPolicy,
-    ScriptedAdapter,
-    agent_task,
-    model_from_name,
-)
-from fairtrial.models.adapter import ToolSpec
-from fairtrial.models.bedrock import ConverseAdapter
-from fairtrial.models.budget import spent_in
-from fairtrial.models.gemini import VertexAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.pricing import UsageExtras, read_prices
-from fairtrial.models.retry import NO_RETRY
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     ConnectionReset,
     EncryptedRefused,
     FaultRule,
@@ -63,6 +42,27 @@ from fairtrial.testing.model_server import (
     ToolCallReply,
     Usage,
 )
+from fairtrial.models import (
+    AnthropicAdapter,
+    Budget,
+    OpenAIAdapter,
+    Prices,
+    RetryPolicy,
+    ScriptedAdapter,
+    agent_task,
+    model_from_name,
+)
+from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.budget import spent_in
+from fairtrial.models.gemini import VertexAdapter
+from fairtrial.models.judges import llm_judge, panel
+from fairtrial.models.judges.fence import read_fences
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.pricing import UsageExtras, read_prices
+from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkAdapter
 
 pytestmark = pytest.mark.anyio
 

@@ -14,14 +14,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, contains
-from fairtrial.judging import RATING_VALUES, llm_judge
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter, RetryPolicy, agent_task
-from fairtrial.models.bedrock import ConverseAdapter
-from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.report.report import EvalReport
-from fairtrial.session.endings import (
+from fairtrial.data.session.endings import (
     ANTHROPIC_ENDINGS,
     CHAT_ENDINGS,
     CONVERSE_ENDINGS,
@@ -30,7 +23,14 @@ from fairtrial.session.endings import (
     Ending,
     ending_of,
 )
-from fairtrial.testing.model_server import FaultRule, ModelServer, WrongShape
+from fairtrial.integrations.model_server import FaultRule, ModelServer, WrongShape
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter, RetryPolicy, agent_task
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.gemini import GeminiAdapter
+from fairtrial.models.judges import RATING_VALUES, llm_judge
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.reports.report import EvalReport
 
 pytestmark = pytest.mark.anyio
 

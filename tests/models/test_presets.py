@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError, ModelAuthError
+from fairtrial.integrations.model_server import ModelServer, ReasoningNotReturned, Reply, Script, ToolCallReply
 from fairtrial.models.providers import PROVIDERS, model_from_name
 from fairtrial.models.tools import Tool, tool_message
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import ModelServer, ReasoningNotReturned, Reply, Script, ToolCallReply
 
 VARIABLES = {name for kind in PROVIDERS.values() for name in (*kind.key_variables, kind.url_variable)}
 LOOK = Reply(tool_calls=(ToolCallReply("look", {}, thought_signature="c2ln"),), reasoning="Look.")

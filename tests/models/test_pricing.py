@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.pricing import Prices, _cost, is_known, priced, read_prices
-from fairtrial.session.events import TokenUsage
 
 USED = TokenUsage(1000, 100, 500)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
-from fairtrial.session.trajectory import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from fairtrial import Dataset, EvalSuite, Sample, contains
 from fairtrial.data.attachment import BlobFolder
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,
@@ -23,15 +24,7 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.models import AgentEnded, AnthropicAdapter, OpenAIAdapter, agent_task
-from fairtrial.models.adapter import ToolSpec
-from fairtrial.models.bedrock import ConverseAdapter
-from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.retry import NO_RETRY
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     ContentFiltered,
     ContextTooLong,
     Fault,
@@ -45,6 +38,13 @@ from fairtrial.testing.model_server import (
     StreamFailed,
     ToolCallReply,
 )
+from fairtrial.models import AgentEnded, AnthropicAdapter, OpenAIAdapter, agent_task
+from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.gemini import GeminiAdapter
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.sdk import SdkAdapter
 
 pytestmark = pytest.mark.anyio
 WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})

@@ -18,8 +18,11 @@ import anyio.from_thread
 import pytest
 from pydantic import BaseModel, Field
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
 from fairtrial.data.attachment import Attachment, BlobFolder
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     BudgetExceededError,
     ConfigurationError,
@@ -29,6 +32,7 @@ from fairtrial.errors import (
     ModelAuthError,
     OutputParseError,
 )
+from fairtrial.integrations.model_server import ModelServer, Reply, Rule, ToolCallReply, Usage
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.openai import OpenAIAdapter
@@ -36,10 +40,6 @@ from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.structured import OutputRepaired
 from fairtrial.models.tools import UNPARSED, tool_message
-from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.testing.model_server import ModelServer, Reply, Rule, ToolCallReply, Usage
 
 type MakeAdapter = Callable[..., SdkAdapter]
 

@@ -12,21 +12,13 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalSuite, contains
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
+from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import ConfigurationError, InvalidCallError
-from fairtrial.models.agent import AgentEnded, agent_task
-from fairtrial.models.anthropic import AnthropicAdapter
-from fairtrial.models.cache import ResponseCache
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.openai import OpenAIAdapter
-from fairtrial.models.retry import NO_RETRY
-from fairtrial.models.sdk import SdkAdapter
-from fairtrial.models.tools import Tool, tool_message
-from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.session.session import Session
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.trajectory import ChatMessage, Echo, ToolCall
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     CutOff,
     ModelServer,
     ParsedRequest,
@@ -38,6 +30,14 @@ from fairtrial.testing.model_server import (
     ToolsNeedResponses,
     Usage,
 )
+from fairtrial.models.agent import AgentEnded, agent_task
+from fairtrial.models.anthropic import AnthropicAdapter
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.openai import OpenAIAdapter
+from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.models.tools import Tool, tool_message
 
 pytestmark = pytest.mark.anyio
 

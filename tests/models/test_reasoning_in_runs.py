@@ -22,19 +22,10 @@ from fairtrial import (
     open_store,
     scoring,
 )
-from fairtrial import judging as judges_package
+from fairtrial.data.session.events import Retrieved
+from fairtrial.data.session.trajectory import Echo, Trajectory
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, collect_results, submit_dataset
-from fairtrial.judging import checklist, label_judge, llm_judge, numeric_judge, pairwise_judge, panel
-from fairtrial.mailbox import InMemoryMailbox
-from fairtrial.models.agent import agent_task
-from fairtrial.models.cache import ResponseCache
-from fairtrial.models.scripted import ScriptedAdapter
-from fairtrial.models.tools import Tool
-from fairtrial.runs.events import ResumeWarning
-from fairtrial.scoring.evaluator import Case, resolve
-from fairtrial.session.events import Retrieved
-from fairtrial.session.trajectory import Echo, Trajectory
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     CutOff,
     FaultRule,
     ModelServer,
@@ -43,6 +34,15 @@ from fairtrial.testing.model_server import (
     Reply,
     ToolCallReply,
 )
+from fairtrial.mailbox import InMemoryMailbox
+from fairtrial.models import judges as judges_package
+from fairtrial.models.agent import agent_task
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.judges import checklist, label_judge, llm_judge, numeric_judge, pairwise_judge, panel
+from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial.models.tools import Tool
+from fairtrial.runs.events import ResumeWarning
+from fairtrial.scoring.evaluator import Case, resolve
 from tests.fleet.build import until
 from tests.fleet.processes import Processes
 from tests.models.conversation_process import DATA, adapter_of, mailboxes

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from fairtrial.codec import from_json, to_json
+from fairtrial.base.codec import from_json, to_json
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.schema import output_schema, schema_of
 

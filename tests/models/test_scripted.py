@@ -7,14 +7,14 @@ from typing import assert_type
 import pytest
 
 from fairtrial import Dataset, EvalSuite, exact_match
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError, OutputParseError, RateLimitedError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.structured import OutputRepaired
-from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fairtrial
-from fairtrial.testing.model_server import ModelServer, ReasoningNotReturned, Reply, Script, ToolCallReply
+from fairtrial.integrations.model_server import ModelServer, ReasoningNotReturned, Reply, Script, ToolCallReply
 
 SOURCE = Path(fairtrial.__file__).parents[1]
 OLDEST = "1.109.1"
@@ -20,7 +20,7 @@ import asyncio, importlib.metadata, sys
 from fairtrial.models.agent import agent_task
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.tools import Tool, tool_message
-from fairtrial.session.trajectory import ChatMessage
+from fairtrial.data.session.trajectory import ChatMessage
 
 def look() -> str:
     return "snow"

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fairtrial.testing.model_server import spawn_model_server
+from fairtrial.integrations.model_server import spawn_model_server
 from tests.figures import Figure
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

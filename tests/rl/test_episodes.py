@@ -15,13 +15,13 @@ import pytest
 
 from fairtrial import ConfigurationError, EvalSuite, Metric, Score, exact_match, rl
 from fairtrial.cli.app import invoke
+from fairtrial.integrations.model_server import FaultRule, ModelServer, NotAuthorised
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, prompt_task
 from fairtrial.rl.conversation import TrainingConversations
 from fairtrial.rl.local_model import parse_tool_calls
 from fairtrial.rl.openenv_sessions import task_row
 from fairtrial.rl.skyrl_env import TextGame
 from fairtrial.rl.verifiers_taskset import split_system, weighted_metrics
-from fairtrial.testing.model_server import FaultRule, ModelServer, NotAuthorised
 from tests.rl import reward_suites
 from tests.rl.test_trl_environments import counting
 from tests.rl.trainers import counter_suites, word_suites

@@ -23,9 +23,9 @@ from fairtrial import (
     TrialKey,
     open_store,
 )  # fmt: skip
+from fairtrial.data.session import ChatMessage
 from fairtrial.rl import curve, diagnose, groups, hacking
 from fairtrial.rl.hacking import HackingCheck, change
-from fairtrial.session import ChatMessage
 from tests.rl.build import suite_of
 
 

@@ -20,9 +20,9 @@ from fairtrial import (
     current_trial,
     exact_match,
 )  # fmt: skip
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.models import ScriptedAdapter, agent_task
 from fairtrial.rl import checkpoints, fork, groups, turn_values
-from fairtrial.sync_bridge import call_sync
 from fairtrial.testing import check_environment
 from fairtrial.trials import EnvironmentSaved
 from tests.rl.build import Lock, Presser, opened

@@ -21,11 +21,9 @@ from fairtrial import (
     Sample,
     TrialContext,
 )
+from fairtrial.data.session.tokens import TokensSampled
 from fairtrial.errors import InvalidCallError
-from fairtrial.models import OpenAIAdapter, ResponseCache, agent_task
-from fairtrial.rl import export, groups
-from fairtrial.session.tokens import TokensSampled
-from fairtrial.testing.model_server import (
+from fairtrial.integrations.model_server import (
     FaultRule,
     ModelServer,
     ParsedRequest,
@@ -34,7 +32,9 @@ from fairtrial.testing.model_server import (
     TokensDamaged,
     ToolCallReply,
 )
-from fairtrial.testing.model_server.token_ids import prompt_ids
+from fairtrial.integrations.model_server.token_ids import prompt_ids
+from fairtrial.models import OpenAIAdapter, ResponseCache, agent_task
+from fairtrial.rl import export, groups
 
 ENGINES: list[tuple[Literal["vllm", "sglang"], bool]] = [("vllm", False), ("vllm", True), ("sglang", False)]
 THREE_TURNS = Script(

@@ -13,11 +13,8 @@ import anyio
 import pytest
 
 from fairtrial import ChatMessage, ConfigurationError, EvalSuite, exact_match, rl
-from fairtrial.models import OpenAIAdapter
-from fairtrial.rl.local_model import parse_tool_calls
-from fairtrial.rl.trl_rollout import METRICS, REWARD
-from fairtrial.sync_bridge import call_sync
-from fairtrial.testing.model_server import (
+from fairtrial.base.sync_bridge import call_sync
+from fairtrial.integrations.model_server import (
     FaultRule,
     ModelServer,
     ParsedRequest,
@@ -25,6 +22,9 @@ from fairtrial.testing.model_server import (
     TokensDamaged,
     ToolCallReply,
 )
+from fairtrial.models import OpenAIAdapter
+from fairtrial.rl.local_model import parse_tool_calls
+from fairtrial.rl.trl_rollout import METRICS, REWARD
 from tests.rl import reward_suites
 from tests.rl.trainers import counter_suites
 from tests.rl.trainers.counter_suites import Counter

@@ -27,7 +27,7 @@ from fairtrial import (
     open_store,
     stats,
 )
-from fairtrial.codec import from_json, to_json
+from fairtrial.base.codec import from_json, to_json
 from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive, follow
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.keys import TrialKey

@@ -22,7 +22,6 @@ from fairtrial import (
     all_of,
     exact_match,
 )
-from fairtrial.judging import llm_judge
 from fairtrial.models import (
     MarkdownSection,
     Prices,
@@ -32,6 +31,7 @@ from fairtrial.models import (
     agent_task,
     prompt_task,
 )
+from fairtrial.models.judges import llm_judge
 from fairtrial.store import RunStore, open_store
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from fairtrial import ConfigurationError, Dataset, EvalSuite, all_of, exact_match, llm_judge, open_store
+from fairtrial.integrations.model_server import ModelServer
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, TaskLoop, agent_task
-from fairtrial.testing.model_server import ModelServer
 
 PROMPT = PromptTemplate[str](key="p", sections=[MarkdownSection("", "$question", "p")])
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, all_of, any_of, exact_match, matches, negate, threshold, weighted
-from fairtrial.codec import canonical
-from fairtrial.judging import llm_judge
+from fairtrial.base.codec import canonical
 from fairtrial.models import ScriptedAdapter
+from fairtrial.models.judges import llm_judge
 from fairtrial.runs.callables import describe
 from fairtrial.runs.code import project_root
 from fairtrial.runs.identity import RunIdentity, describe_run, evaluator_digest, find_differences, identify

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fairtrial import Dataset, EvalSuite, Score, TokenUsage, TrialKey, exact_match, open_store, sync
-from fairtrial.rates import rate_bounds
+from fairtrial.base.rates import rate_bounds
 from fairtrial.runs import progress
 from fairtrial.runs.events import EvalRunStarted, SampleEvaluated, TrialStarted
 from fairtrial.runs.progress import Display, Tally, shown

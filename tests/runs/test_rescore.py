@@ -28,8 +28,8 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.errors import RunMismatchError
-from fairtrial.judging import llm_judge
 from fairtrial.models import ResponseCache, ScriptedAdapter
+from fairtrial.models.judges import llm_judge
 from fairtrial.store.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio

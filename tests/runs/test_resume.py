@@ -30,10 +30,10 @@ from fairtrial import (
     exact_match,
     gate,
     matches,
-    metrics,
     open_store,
 )
-from fairtrial.analysis.source import code_versions
+from fairtrial.base import metrics
+from fairtrial.reports.figures.source import code_versions
 from fairtrial.runs.events import EvalRunStarted, ResumeWarning, RunEvent, SampleEvaluated
 
 pytestmark = pytest.mark.anyio

@@ -30,6 +30,8 @@ from fairtrial import (
     exact_match,
     open_store,
 )
+from fairtrial.data.session.dispatcher import ControlDispatcher
+from fairtrial.data.session.session import Session
 from fairtrial.errors import ConfigurationError
 from fairtrial.runs import run_lease
 from fairtrial.runs.costs import check_inputs
@@ -39,8 +41,6 @@ from fairtrial.runs.run_lease import RunLease, active_owner, with_current_status
 from fairtrial.runs.runner import Interrupt, execute_run
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.runs.writer import size_of
-from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.session import Session
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import RunOwner, RunRecord
 from fairtrial.trials.keys import TrialKey

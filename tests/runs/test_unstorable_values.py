@@ -27,7 +27,7 @@ from fairtrial import (
     TrialContext,
     evaluator,
 )
-from fairtrial.session.events import PromptExecuted
+from fairtrial.data.session.events import PromptExecuted
 
 
 class Stubborn:

@@ -33,8 +33,8 @@ from fairtrial import (
     tool_called,
     weighted,
 )
-from fairtrial.isolation import NotSendableError
-from fairtrial.judging import panel
+from fairtrial.base.isolation import NotSendableError
+from fairtrial.models.judges import panel
 from fairtrial.scoring import Case, resolve
 from fairtrial.scoring.evaluator import KNOWN_NAMES, OffloadedCall, Scorer, form_of, marks_of
 from fairtrial.testing import session_of

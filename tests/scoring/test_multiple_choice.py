@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairtrial import ChoiceQuestion, Dataset, EvalConfig, EvalSuite, Sample, choice_task, multiple_choice
-from fairtrial.codec import from_json, to_json
+from fairtrial.base.codec import from_json, to_json
 from fairtrial.models import ScriptedAdapter
 from fairtrial.scoring import ChoicesShown, extract_choice
 from fairtrial.testing import session_of

@@ -26,9 +26,9 @@ from fairtrial import (
     gate,
 )
 from fairtrial.errors import NothingToScoreError
+from fairtrial.integrations.sandbox import runs_tests
 from fairtrial.models import tool_schema_accuracy
 from fairtrial.rl import RewardFunction
-from fairtrial.sandbox import runs_tests
 from fairtrial.scoring import (
     ChoiceQuestion,
     adapt,
@@ -171,7 +171,13 @@ def search(query: str) -> str:
 
 def public_evaluators() -> Iterator[str]:
     """Yield the public names of functions that are evaluators, or that make one."""
-    for module in ("fairtrial", "fairtrial.scoring", "fairtrial.judging", "fairtrial.models", "fairtrial.sandbox"):
+    for module in (
+        "fairtrial",
+        "fairtrial.scoring",
+        "fairtrial.models.judges",
+        "fairtrial.models",
+        "fairtrial.integrations.sandbox",
+    ):
         found = importlib.import_module(module)
         for name in found.__all__:
             value = getattr(found, name)

@@ -35,9 +35,9 @@ from unittest.mock import Mock
 
 import redis
 
+from fairtrial.base.sync_bridge import call_sync
+from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.models import ScriptedAdapter
-from fairtrial.sync_bridge import call_sync
-from fairtrial.testing.model_server import ModelServer, Reply
 from tests.redis_server import RedisServer
 from tests.specs.page import RESULTS, write_page
 
@@ -472,7 +472,7 @@ def in_context(number: int) -> Callable[[World], None]:
 
 
 def block_63(world: World) -> None:
-    from tests.tracing.collector import Collector
+    from tests.integrations.tracing.collector import Collector
 
     with Collector() as server:
         os.environ["LANGSMITH_ENDPOINT"], os.environ["LANGSMITH_API_KEY"] = server.url, "lsv2_of_blocks_0123456789"

@@ -11,8 +11,8 @@ import pytest
 
 import fairtrial
 from fairtrial import ConfigurationError, EvalConfig, Metric, Sample, Trajectory, sync
+from fairtrial.data.session import ChatMessage
 from fairtrial.models import ScriptedAdapter
-from fairtrial.session import ChatMessage
 
 spelled: Any = import_module("fairtrial.specifications")
 SAMPLE: Sample[Any, Any] = Sample("1", {"p": 1}, "y", {"level": 3})
@@ -91,14 +91,14 @@ def test_requests_datasets_configs_suites_and_judges_answers_take_the_written_or
 def test_the_prompts_of_judges_are_bound_and_asked() -> None:
     params = spelled.JudgeParams(criterion="tone", output="hi", expected="hello")
     prompt = spelled.Prompt(spelled.JUDGE_TEMPLATE).bind(params)
-    assert ["tone" in prompt.render(), prompt.output_type is fairtrial.judging.JudgeOutput] == [True, True]
+    assert ["tone" in prompt.render(), prompt.output_type is fairtrial.models.judges.JudgeOutput] == [True, True]
     judge = spelled.llm_judge(
         ScriptedAdapter([{"reason": "so", "rating": "fair"}]), "tone", template=spelled.JUDGE_TEMPLATE
     )
     assert judge("hi", "hello").value == 0.5
     numbers = ScriptedAdapter([{"rationale": "so", "score": 0.4, "passed": False}])
     asked = spelled.JUDGE_PROMPT.bind(criterion="tone", output="hi", expected="Not provided")
-    assert fairtrial.sync_bridge.call_sync(lambda: numbers.evaluate(asked)).output.score == 0.4
+    assert fairtrial.base.sync_bridge.call_sync(lambda: numbers.evaluate(asked)).output.score == 0.4
 
 
 @pytest.mark.proves("R101")

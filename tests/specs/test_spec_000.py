@@ -49,16 +49,16 @@ from fairtrial import (
     tool_not_called,
     within_tolerance,
 )
+from fairtrial.base.sync_bridge import call_sync
+from fairtrial.data.session import ControlDispatcher
 from fairtrial.errors import NothingToScoreError
 from fairtrial.fleet import MainLoopResult
-from fairtrial.judging import PASSING_RATINGS, RATING_VALUES, JudgeOutput, JudgeParams, Rating
-from fairtrial.judging.fence import read_fences
+from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisMailbox
 from fairtrial.models import MarkdownSection, OpenAIAdapter, Prompt, PromptTemplate
-from fairtrial.session import ControlDispatcher
+from fairtrial.models.judges import PASSING_RATINGS, RATING_VALUES, JudgeOutput, JudgeParams, Rating
+from fairtrial.models.judges.fence import read_fences
 from fairtrial.sync import EvalLoop, MainLoop, collect_results, submit_dataset
-from fairtrial.sync_bridge import call_sync
-from fairtrial.testing.model_server import ModelServer, Reply
 from tests.redis_server import RedisServer
 
 LINES = [

@@ -32,15 +32,15 @@ from fairtrial import (
     load_jsonl,
     sync,
 )
-from fairtrial.codec import canonical
+from fairtrial.base.codec import canonical
 from fairtrial.errors import ConfigurationError
-from fairtrial.judging import numeric_judge
+from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
+from fairtrial.models.judges import numeric_judge
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.specifications import configure_wink
 from fairtrial.store import redact
-from fairtrial.testing.model_server import ModelServer, Reply
-from tests.tracing.collector import Collector, attributes
+from tests.integrations.tracing.collector import Collector, attributes
 
 
 @dataclass(slots=True, frozen=True)

@@ -29,9 +29,9 @@ from fairtrial import (
     rl,
     summarize,
 )
+from fairtrial.data.session import ChatMessage
 from fairtrial.errors import EnvironmentMismatchError
 from fairtrial.models import ScriptedAdapter, agent_task
-from fairtrial.session import ChatMessage
 
 BASE = EvalConfig(max_concurrent=2)
 

@@ -10,12 +10,12 @@ from scipy import stats as scipy_stats
 from benchmarks.coverage_designs import draw_outcomes, draw_rates
 from benchmarks.coverage_designs.comparisons import worst_coverage
 from fairtrial import stats
-from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.gate import gate_columns
-from fairtrial.analysis.gate_rules import GateRules
-from fairtrial.analysis.pairing import ComparisonSettings
-from fairtrial.analysis.verdicts import AdjustedDifference, verdict_of
-from fairtrial.rates import FEW_OUTCOMES
+from fairtrial.base.rates import FEW_OUTCOMES
+from fairtrial.reports.compare.pairing import ComparisonSettings
+from fairtrial.reports.compare.verdicts import AdjustedDifference, verdict_of
+from fairtrial.reports.figures.columns import Columns
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.decision import gate_columns
 
 pytestmark = pytest.mark.proves("R44")
 

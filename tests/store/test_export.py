@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairtrial import Attachment, Metric, Sample, Score, TokenUsage
-from fairtrial.codec import decode
+from fairtrial.base.codec import decode
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunRecord, RunStore, export_results, load_run, open_store, save_run
 from tests.store.build import result, rich_result, run_record, sample, samples

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.errors import StoreError
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import (

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, open_store
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.errors import SecretInDataError
 from fairtrial.store import Label, RedactingFilter, Redactor, RunStore, redact, register_secret
 from fairtrial.store.compress import decompress

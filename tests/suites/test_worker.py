@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
+from fairtrial.base.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MemoryBroker
 from fairtrial.fleet.worker.isolated import SuspectPool
-from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.runs.code import project_files
 from fairtrial.runs.identity import identify
 from fairtrial.suites.worker import execute_requests, execute_suspects, run_worker

@@ -92,8 +92,8 @@ def test_one_sample_the_failed_ones_and_a_session_that_stops_are_decided_by_thei
 
 
 def test_of_a_sample_that_was_tested_again_the_first_result_counts() -> None:
-    from fairtrial.analysis.gate_rules import GateRules
-    from fairtrial.codec import dumps
+    from fairtrial.base.codec import dumps
+    from fairtrial.reports.figures.rules import GateRules
     from fairtrial.scoring.score import Score
     from fairtrial.testing.cases import CaseRecord, decide_cases
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvoked
-from fairtrial.session.trajectory import ToolCall
-from fairtrial.session.views import Envelope
+from fairtrial.data.session.trajectory import ToolCall
+from fairtrial.data.session.views import Envelope
 from fairtrial.testing import FakeClock
 from fairtrial.trials.application_calls import ApplicationCalls, without_recorded
 

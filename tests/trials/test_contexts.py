@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fairtrial import ChatMessage, Experiment, PromptExecuted, Sample, ToolInvoked, exact_match
+from fairtrial.data.session.session import Session
 from fairtrial.errors import FairtrialError
-from fairtrial.session.session import Session
 from fairtrial.trials.context import TrialContext, call_task_in_child, current_trial, trial_seed
 from fairtrial.trials.isolated_trial import run_trial_in_child
 from fairtrial.trials.keys import TrialKey

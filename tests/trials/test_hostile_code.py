@@ -18,8 +18,8 @@ import pytest
 from pydantic import BaseModel, field_serializer
 
 from fairtrial import PromptExecuted, Sample, Score, TokenUsage, all_of, evaluator, exact_match
+from fairtrial.data.session.views import Envelope, kind_of
 from fairtrial.scoring import Evaluator
-from fairtrial.session.views import Envelope, kind_of
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.run_trial import run_trial
 from fairtrial.trials.task import task
@@ -367,7 +367,7 @@ def test_a_real_interrupt_in_a_task_is_not_the_trials_error(handler: str) -> Non
 
 
 async def test_many_hung_threads_end_in_a_sentence_not_in_a_full_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairtrial.offload._MAX_HUNG", 2)
+    monkeypatch.setattr("fairtrial.base.offload._MAX_HUNG", 2)
     release = threading.Event()
 
     def hang(given: str) -> str:

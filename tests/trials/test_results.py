@@ -22,9 +22,9 @@ from fairtrial import (
     exact_match,
     group_by,
 )
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.data.session.trajectory import Trajectory
 from fairtrial.fleet.message_fields import MAX_INT
-from fairtrial.session.trajectory import Trajectory
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable

@@ -30,8 +30,8 @@ from fairtrial import (
     tool_not_called,
 )
 from fairtrial.errors import FairtrialError, ModelRefusedError
-from fairtrial.judging import llm_judge
 from fairtrial.models import ScriptedAdapter
+from fairtrial.models.judges import llm_judge
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialContext, current_trial
 from fairtrial.trials.keys import TrialKey

@@ -16,9 +16,9 @@ import pytest
 from pydantic import BaseModel
 
 from fairtrial import Sample, TrialContext
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import FrozenDict, FrozenList
 from fairtrial.errors import CodecError
-from fairtrial.frozen import FrozenDict, FrozenList
 from fairtrial.trials import sample_types
 from fairtrial.trials.sample_types import (
     KnownTypes,

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from fairtrial import SessionView, ToolInvoked, exact_match, restore_session
-from fairtrial.session.events import TraceIncomplete
-from fairtrial.session.session import Session
+from fairtrial.data.session.events import TraceIncomplete
+from fairtrial.data.session.session import Session
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult

@@ -36,7 +36,7 @@ from fairtrial import (
     sync,
     tool_called,
 )
-from fairtrial.codec import decode, from_json
+from fairtrial.base.codec import decode, from_json
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
 

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import pytest
 
 from fairtrial import Metric, Sample, Score, Session, TokenUsage
-from fairtrial.session.events import PromptExecuted, ToolInvoked
-from fairtrial.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.events import PromptExecuted, ToolInvoked
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult

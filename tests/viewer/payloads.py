@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial import Metric, Sample, Score, Session, TokenUsage
-from fairtrial.session.events import PromptExecuted, ToolInvoked
-from fairtrial.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.events import PromptExecuted, ToolInvoked
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
 from fairtrial.store.protocol import Label

@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
-from fairtrial.analysis.review_sample import draw_trials, keyed_hash
-from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.errors import ConfigurationError
-from fairtrial.report import EvalReport
-from fairtrial.report.calibrate import calibrate
+from fairtrial.reports import EvalReport
+from fairtrial.reports.calibrate.calibrate import calibrate
+from fairtrial.reports.calibrate.review_sample import draw_trials, keyed_hash
+from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.store import RunStore, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
 from fairtrial.store.protocol import Label

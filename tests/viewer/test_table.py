@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairtrial import Metric, Sample, Score, TokenUsage, open_store
-from fairtrial.analysis.trial_columns import TrialColumns
+from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer import trial_table

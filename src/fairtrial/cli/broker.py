@@ -41,7 +41,7 @@ def check_suite(url: str, name: str, store: str | None) -> None:
     import asyncio
     import difflib
 
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     async def look() -> bool:
         async with _broker(url) as broker:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairtrial._version import __version__
-from fairtrial.backoff import PATIENCE_VARIABLE, patience_seconds
+from fairtrial.base.backoff import PATIENCE_VARIABLE, patience_seconds
+from fairtrial.base.foreign import limit_factor
 from fairtrial.cli.settings import KNOWN, Settings, load_settings
 from fairtrial.cli.user_errors import explain
 from fairtrial.errors import FairtrialError, MailboxAccessError
-from fairtrial.foreign import limit_factor
 from fairtrial.mailbox.sealing import KEY_VARIABLE
 from fairtrial.store.redact import NOT_SECRET_VARIABLES, SECRET_VARIABLES, current
 

@@ -55,8 +55,8 @@ def calibrate(
     from fairtrial.cli.label_file import read_labels
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.report import EvalReport
-    from fairtrial.report.calibrate import calibrate as calibrated
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.calibrate.calibrate import calibrate as calibrated
 
     opened = options.open_existing(store)
     named = find_run(opened, run)

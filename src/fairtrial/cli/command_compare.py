@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairtrial.cli.names import RunName
-    from fairtrial.report import ExperimentReport
+    from fairtrial.reports import ExperimentReport
     from fairtrial.store.protocol import RunStore
 
 
@@ -106,9 +106,9 @@ def compare(
     from fairtrial.cli.label_file import correcting_labels
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.render.latex import latex_text
-    from fairtrial.report.compare import DEFAULT_METRICS
-    from fairtrial.report.compare import compare as compared
+    from fairtrial.reports.compare.compare import DEFAULT_METRICS
+    from fairtrial.reports.compare.compare import compare as compared
+    from fairtrial.reports.compare.latex import latex_text
 
     if format not in ("text", "latex"):
         raise UserError(
@@ -151,7 +151,7 @@ def compare(
 def sides_of(store: RunStore, names: Sequence[str]) -> list[ExperimentReport]:
     """Resolve names to experiments; a run with several experiments is allowed only if it is the only name."""
     from fairtrial.cli.names import find_run, name_of
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
 
     named_runs = [find_run(store, name) for name in names]
     if len(named_runs) == 1:

@@ -25,9 +25,9 @@ def config(json: options.Json = False) -> int:
       fairtrial config
       FAIRTRIAL_STORE=postgresql://db/evals fairtrial config --json
     """
+    from fairtrial.base.codec import to_json
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
     from fairtrial.cli.settings import load_settings
-    from fairtrial.codec import to_json
     from fairtrial.store.redact import current
 
     settings = load_settings()

@@ -31,9 +31,9 @@ def delete(
       fairtrial delete support@3
       fairtrial delete support@1 support@2 --yes
     """
+    from fairtrial.base.formatting import count
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import confirm, note, print_json
-    from fairtrial.formatting import count
     from fairtrial.runs.run_lease import active_owner
 
     opened = options.open_existing(store)

@@ -46,8 +46,8 @@ def list_letters(
       fairtrial dlq list support --mailbox redis://queue:6379
       fairtrial dlq list support --limit 500 --json
     """
+    from fairtrial.base.formatting import ago
     from fairtrial.cli.screen import add_row, make_table, note, out, print_json, print_table
-    from fairtrial.formatting import ago
 
     dead_letters = _ask(suite, mailbox, lambda letters: letters.page(limit=limit))
     if not dead_letters:
@@ -84,9 +84,9 @@ def show_letter(
     Examples:
       fairtrial dlq show support 1763184000000-0
     """
+    from fairtrial.base.formatting import ago
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.formatting import ago
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     letter = next((candidate for candidate in _ask(suite, mailbox, _everything) if candidate.id == id), None)
     if letter is None:
@@ -159,8 +159,8 @@ def _act(
     check: Callable[[list[Any]], None] | None = None,
 ) -> int:
     """Change the chosen dead letters; `check` raises if they must not be changed."""
+    from fairtrial.base.formatting import count
     from fairtrial.cli.screen import note, print_json
-    from fairtrial.formatting import count
 
     if bool(ids) == everything:
         raise UserError(f"give the ids of the dead letters to {verb}, or --all", f"see: fairtrial dlq list {suite}")
@@ -208,12 +208,12 @@ def _check_suite(suite: str, mailbox: str | None) -> None:
 
 def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]) -> None:
     """Raise if no client collects the results of some dead letters: their run has ended, or their mailbox is gone."""
+    from fairtrial.base.formatting import count
     from fairtrial.cli.broker import existing_mailboxes
     from fairtrial.cli.names import name_of
     from fairtrial.fleet.queues import results_name
-    from fairtrial.formatting import count
-    from fairtrial.render.safe_text import plain
-    from fairtrial.report.rerun import base_words
+    from fairtrial.reports.render.safe_text import plain
+    from fairtrial.reports.rerun import base_words
     from fairtrial.store.protocol import RESUMABLE
 
     addresses = Counter(letter.reply_to for letter in letters if letter.reply_to)
@@ -262,7 +262,7 @@ def _name(suite: str) -> str:
 
 
 def _facts(letter: Any) -> dict[str, Any]:
-    from fairtrial.render.run_json import moment
+    from fairtrial.reports.render.run_json import moment
 
     return {
         "id": letter.id,

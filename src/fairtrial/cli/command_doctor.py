@@ -56,8 +56,8 @@ def _show(checks: list[Check], console: Console) -> None:
     """Print one line for each check, wrapped under its column in a terminal, with the remedy below."""
     from rich.text import Text
 
-    from fairtrial.formatting import count
-    from fairtrial.render.safe_text import plain
+    from fairtrial.base.formatting import count
+    from fairtrial.reports.render.safe_text import plain
 
     name_width = max(len(check.name) for check in checks) + 2
     indent = max(map(len, _STYLES)) + 2 + name_width

@@ -46,10 +46,10 @@ def episode(
       fairtrial episode evals.py --sample T-17 --base-url http://127.0.0.1:8000/v1
       fairtrial episode evals.py:support --sample T-17 --json
     """
+    from fairtrial.base.sync_bridge import call_sync
     from fairtrial.cli.loading import load
     from fairtrial.cli.screen import print_json
     from fairtrial.rl import episode as episode_of
-    from fairtrial.sync_bridge import call_sync
 
     options.start_logging(log_format)
     address = base_url or os.environ.get("AGL_OPENAI_BASE_URL") or os.environ.get("OPENAI_BASE_URL")
@@ -86,7 +86,7 @@ def _send_reward(url: str, key: str, reward: float) -> None:
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 
-    from fairtrial.codec import dumps
+    from fairtrial.base.codec import dumps
 
     if not url.startswith(("http://", "https://")):
         raise UserError(f"AGL_EVENT_URL must be an http address (got {url!r})")

@@ -16,8 +16,8 @@ from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import StoreError
 
 if TYPE_CHECKING:
-    from fairtrial.report import EvalReport
-    from fairtrial.report.report import ComparedReport
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.report import ComparedReport
     from fairtrial.store.protocol import RunRecord, RunStore
 
 # Option value -> (format name of the report, file extension).
@@ -115,7 +115,7 @@ def export(
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import note, print_json
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -150,7 +150,7 @@ def export(
         elif format_name == "site":
             _write_site(opened, named.run, target)
         elif format_name == "eval":
-            from fairtrial.contrib.inspect.log_export import write_log
+            from fairtrial.integrations.inspect.log_export import write_log
 
             return _say_written(write_log(opened, named.run, target), named.run.run_id, json)
         elif format_name == "run":
@@ -213,10 +213,10 @@ def _write_site(store: RunStore, run: RunRecord, target: Path) -> None:
 def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:
     """Return the report with comparisons: with the named experiment, or with the one of the same name in that run."""
     from fairtrial.cli.names import find_baseline
-    from fairtrial.render.report_document import slice_keys
-    from fairtrial.report import EvalReport
-    from fairtrial.report.compare import compare
-    from fairtrial.report.report import ComparedReport
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.compare.compare import compare
+    from fairtrial.reports.render.report_document import slice_keys
+    from fairtrial.reports.report import ComparedReport
 
     if kind not in ("html", "md"):
         raise UserError("--against needs --format html or markdown", "for figures: fairtrial compare --json")

@@ -41,7 +41,7 @@ def failures(
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import commands, note, out, print_json, print_table
-    from fairtrial.render.trial_json import trial_record
+    from fairtrial.reports.render.trial_json import trial_record
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -81,7 +81,7 @@ def failures(
 
 
 def _quoted(text: str) -> str:
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     return shlex.quote(plain(text))
 
@@ -99,8 +99,8 @@ def _kinds(kind: str | None) -> tuple[Any, ...]:
 
 def _table(run: Any, trials: list[EvalResult]) -> Any:
     from fairtrial.cli.screen import add_row, make_table
-    from fairtrial.render.session_text import input_start, is_hash
-    from fairtrial.render.trial_details import sample_of
+    from fairtrial.reports.render.session_text import input_start, is_hash
+    from fairtrial.reports.render.trial_details import sample_of
 
     several = len(run.experiments) > 1
     hashed = all(is_hash(result.sample_id) for result in trials)
@@ -123,10 +123,10 @@ def _table(run: Any, trials: list[EvalResult]) -> Any:
 
 def why(result: EvalResult) -> str:
     """Return in one line why a trial did not pass: its error, or the reason of its score with the failed criteria."""
-    from fairtrial.render.session_text import value_text
+    from fairtrial.reports.render.session_text import value_text
 
     if result.score is None:
-        from fairtrial.analysis.error_groups import error_location
+        from fairtrial.reports.figures.error_groups import error_location
 
         location = error_location(result).partition(" in ")[0]  # First: the end of a long line is cut.
         error = (result.error or "").removeprefix("fairtrial.errors.")

@@ -94,8 +94,8 @@ def _watch(url: str, names: list[str]) -> int:
 
 def _print(console: Console, facts: list[dict[str, Any]], most: int | None = None) -> None:
     """Print the queues and at most `most` of their workers."""
+    from fairtrial.base.formatting import count, duration
     from fairtrial.cli.screen import add_row, make_table, print_table
-    from fairtrial.formatting import count, duration
 
     numbers = ("waiting", "delayed", "in flight", "oldest", "dead letters", "workers")
     table = make_table("suite", *numbers, right=numbers, cut=("suite",))
@@ -136,11 +136,11 @@ def _print(console: Console, facts: list[dict[str, Any]], most: int | None = Non
 
 def _purge(url: str, names: list[str], store: str | None, *, dry_run: bool, yes: bool, json: bool) -> int:
     """Remove the queued requests whose run is finished or unknown, after asking."""
+    from fairtrial.base.formatting import count
     from fairtrial.cli.broker import with_mailboxes
     from fairtrial.cli.screen import add_row, confirm, make_table, note, out, print_json, print_table
     from fairtrial.fleet.queues import results_name
-    from fairtrial.formatting import count
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     opened = options.open_existing(store)
     status = {results_name(run.suite, run.run_id): run for name in names for run in opened.runs(suite=name)}

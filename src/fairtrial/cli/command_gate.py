@@ -15,8 +15,8 @@ from fairtrial.cli.pairs import parse_pairs, parse_ranges
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.gate_rules import GateRules
-    from fairtrial.report import ExperimentReport
+    from fairtrial.reports import ExperimentReport
+    from fairtrial.reports.figures.rules import GateRules
 
 
 def register(app: typer.Typer) -> None:
@@ -83,9 +83,9 @@ def gate(
     from fairtrial.cli.notify import notify as tell
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.report import EvalReport
-    from fairtrial.report.gate import gate as decide
-    from fairtrial.report.gate import planned_rules
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.gate.gate import gate as decide
+    from fairtrial.reports.gate.gate import planned_rules
 
     if notify is not None:
         check_address(notify)
@@ -139,8 +139,8 @@ def _rules(
     bounds: list[str] | None,
     planned: GateRules,
 ) -> GateRules:
-    from fairtrial.analysis.gate_rules import GateRules
     from fairtrial.cli.settings import load_settings
+    from fairtrial.reports.figures.rules import GateRules
 
     settings = load_settings()
     if file is not None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairtrial.base.codec import parse_foreign_json
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
-from fairtrial.codec import parse_foreign_json
 from fairtrial.errors import CodecError
-from fairtrial.importing import IMPORTERS
+from fairtrial.integrations.importers import IMPORTERS
 
 if TYPE_CHECKING:
-    from fairtrial.importing.records import Import, ImportedSuite
-    from fairtrial.importing.storing import StoredRun
+    from fairtrial.integrations.importers.records import Import, ImportedSuite
+    from fairtrial.integrations.importers.storing import StoredRun
     from fairtrial.store.protocol import RunStore
 
 
@@ -55,9 +55,9 @@ def import_runs(
       fairtrial runs --tag origin=openai-evals
     """
     from fairtrial.cli.screen import print_json
-    from fairtrial.importing import load_importer
-    from fairtrial.importing.records import merge_suites
-    from fairtrial.importing.storing import store_run, write_suite
+    from fairtrial.integrations.importers import load_importer
+    from fairtrial.integrations.importers.records import merge_suites
+    from fairtrial.integrations.importers.storing import store_run, write_suite
 
     chosen, *others = dict.fromkeys(_format_of(source, format) for source in sources)
     if others:
@@ -79,7 +79,7 @@ def import_runs(
 
 
 def _format_of(source: Path, format: str) -> str:
-    from fairtrial.importing import detect_format
+    from fairtrial.integrations.importers import detect_format
 
     if not source.exists():
         raise UserError(f"{source} must be a folder or file that another tool saved", "name where it was saved")
@@ -111,7 +111,7 @@ type Written = dict[str, list[tuple[Path, Any]]]
 
 
 def _facts(store: RunStore, format: str, imported: Import, stored: Stored, written: Written) -> dict[str, Any]:
-    from fairtrial.render.run_json import listed_run
+    from fairtrial.reports.render.run_json import listed_run
 
     suites = [
         {
@@ -138,8 +138,8 @@ def _facts(store: RunStore, format: str, imported: Import, stored: Stored, writt
 def _show(store: RunStore, sources: list[Path], imported: Import, stored: Stored, written: Written) -> None:
     from rich.text import Text
 
+    from fairtrial.base.formatting import count
     from fairtrial.cli.screen import commands, out, sentence
-    from fairtrial.formatting import count
 
     console = out()
     every = [stored_run for runs in stored.values() for stored_run in runs]
@@ -208,7 +208,7 @@ def _show_graders(imported: Import) -> None:
 
 
 def _file_words(suite: ImportedSuite, path: Path, state: str) -> str:
-    from fairtrial.formatting import count
+    from fairtrial.base.formatting import count
 
     if path.suffix == ".jsonl":
         what = count(len(suite.dataset), "sample")

@@ -9,9 +9,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from fairtrial.base.foreign import inside
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
-from fairtrial.foreign import inside
 
 # Not overwritten if the project already has them.
 _SHARED_FILES = {"demo/pyproject.toml.txt": "pyproject.toml", "demo/gitignore.txt": ".gitignore"}

@@ -79,8 +79,8 @@ def leaderboard(
     from fairtrial.cli.names import find_run
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.report import EvalReport
-    from fairtrial.report.leaderboard import leaderboard as ranked
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.leaderboard.leaderboard import leaderboard as ranked
 
     if lower_is_better and higher_is_better:
         raise UserError("--lower-is-better and --higher-is-better cannot both be given", "remove one of them")

@@ -13,9 +13,9 @@ from fairtrial.cli.user_errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairtrial.analysis.analysis_plan import AnalysisPlan
-    from fairtrial.analysis.planning import SamplePlanRecord
-    from fairtrial.report import EvalReport, ExperimentReport
+    from fairtrial.reports import EvalReport, ExperimentReport
+    from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+    from fairtrial.reports.plan.planning import SamplePlanRecord
 
 RUNS_READ = 5
 """The newest runs of a suite that a plan is made from."""
@@ -99,10 +99,10 @@ def plan(
       fairtrial plan --difference 0.02 --power 0.9
       fairtrial plan support --difference 0.05 --margin 0.02 --write plan.toml
     """
-    from fairtrial.analysis.planning import REPEATS
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.report.plan import plan as planned
+    from fairtrial.reports.plan.plan import plan as planned
+    from fairtrial.reports.plan.planning import REPEATS
 
     if write is None and (margin is not None or secondary or by):
         raise UserError("--margin, --secondary and --by need --write FILE", "add --write plan.toml")
@@ -138,9 +138,9 @@ def _write(
     cluster: str | None,
 ) -> AnalysisPlan:
     """Write the analysis plan of a sample plan to a new file."""
-    from fairtrial.analysis.analysis_plan import AnalysisPlan
-    from fairtrial.analysis.metrics import PASSED, VALUE, is_verdict
-    from fairtrial.report.rerun import PART
+    from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+    from fairtrial.reports.figures.metrics import PASSED, VALUE, is_verdict
+    from fairtrial.reports.rerun import PART
 
     share = is_verdict(result.metric) or result.metric == VALUE
     margins = {} if margin is None or result.metric == PASSED else {result.metric: margin}
@@ -172,7 +172,7 @@ def _write(
 def _reports(name: str, store: str | None) -> list[EvalReport | ExperimentReport]:
     """Return the reports to plan from, newest first: the last runs of a suite, or one named run."""
     from fairtrial.cli.names import UnknownName, find_run
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
 
     opened = options.open_existing(store)
     try:
@@ -191,9 +191,9 @@ def _difference(metric: str) -> float:
     """Return the smallest difference that matters from the gate rules."""
     from collections.abc import Mapping
 
-    from fairtrial.analysis.gate_rules import GateRules
-    from fairtrial.analysis.metrics import PASSED, SMALLEST_DIFFERENCE, VALUE, is_verdict
     from fairtrial.cli.settings import load_settings
+    from fairtrial.reports.figures.metrics import PASSED, SMALLEST_DIFFERENCE, VALUE, is_verdict
+    from fairtrial.reports.figures.rules import GateRules
 
     settings = load_settings()
     smallest: float | Mapping[str, float] = SMALLEST_DIFFERENCE

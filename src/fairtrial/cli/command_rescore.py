@@ -36,13 +36,13 @@ def rescore(
       fairtrial rescore support@3 evals.py
       fairtrial rescore 5f2c19 evals.py:strict --json
     """
+    from fairtrial.base.formatting import count
     from fairtrial.cli.loading import load
     from fairtrial.cli.names import RunName, find_run, name_of
     from fairtrial.cli.reporting import show_report
     from fairtrial.cli.screen import note
     from fairtrial.cli.selection import Selection, selected
     from fairtrial.errors import RunMismatchError
-    from fairtrial.formatting import count
     from fairtrial.store.notes import write_notes
 
     options.start_logging(log_format)

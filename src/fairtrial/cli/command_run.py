@@ -16,12 +16,12 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.analysis_plan import AnalysisPlan
     from fairtrial.cli.adhoc import AdHocOptions
     from fairtrial.cli.running import RunOptions, RunOutcome
     from fairtrial.cli.settings import Settings
     from fairtrial.cli.user_errors import ExitCode
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.figures.analysis_plan import AnalysisPlan
     from fairtrial.suites import EvalSuite
 
 
@@ -339,7 +339,7 @@ def _chosen(suites: Sequence[str], settings: Settings) -> Sequence[str]:
 
 def _plans(file: Path | None, settings: Settings, suites: Sequence[str]) -> list[AnalysisPlan | None]:
     """Return the analysis plan of each suite: that of the file, or that of pyproject.toml if it is for the suite."""
-    from fairtrial.analysis.analysis_plan import AnalysisPlan
+    from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 
     if file is not None:
         plan = AnalysisPlan.load(file)
@@ -399,7 +399,7 @@ def _receive(
             "--receive-traces cannot be combined with a fleet, whose workers receive traces themselves",
             "give the suite its receiver: EvalSuite(..., traces=TraceReceiver(port=4318))",
         )
-    from fairtrial.tracing.receiver import TraceReceiver
+    from fairtrial.integrations.tracing.receiver import TraceReceiver
 
     receiver = TraceReceiver(port=port, trace_wait_seconds=6.0 if wait_seconds is None else wait_seconds)
     for suite, _ in planned:
@@ -415,7 +415,7 @@ def _traced(url: str | None, sample: float | None, content: bool, profile: str |
         yield ()
         return
     from fairtrial.cli.screen import note
-    from fairtrial.tracing.exporter import TraceExporter
+    from fairtrial.integrations.tracing.exporter import TraceExporter
 
     exporter = TraceExporter(url, sample=1.0 if sample is None else sample, content=content, profile=profile)
     try:
@@ -473,12 +473,12 @@ _ORDER = (4, 1, 3, 0)
 
 
 def _show(outcome: RunOutcome, run_options: RunOptions, code: int, reason: str) -> None:
-    from fairtrial.analysis.error_groups import read_error_groups
+    from fairtrial.base.formatting import count
     from fairtrial.cli.names import RunName, name_of
     from fairtrial.cli.reporting import compared, rate, show_report
     from fairtrial.cli.screen import err, out, sentence
-    from fairtrial.formatting import count
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.figures.error_groups import read_error_groups
+    from fairtrial.reports.render.safe_text import plain
 
     report = outcome.report
     if run_options.quiet:

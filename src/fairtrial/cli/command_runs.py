@@ -40,8 +40,8 @@ def runs(
     from fairtrial.cli.names import name_of
     from fairtrial.cli.pairs import parse_pairs
     from fairtrial.cli.screen import note, out, print_json, print_table
-    from fairtrial.render.run_json import listed_run
-    from fairtrial.report.rerun import resume_command
+    from fairtrial.reports.render.run_json import listed_run
+    from fairtrial.reports.rerun import resume_command
     from fairtrial.runs.run_lease import with_current_status
 
     opened = options.open_existing(store)
@@ -84,8 +84,8 @@ def _status(text: str | None) -> Any:
 
 
 def _table(store: Any, chosen: list[Any]) -> Any:
+    from fairtrial.base.formatting import ago
     from fairtrial.cli.screen import add_row, make_table
-    from fairtrial.formatting import ago
 
     table = make_table(
         "run", "id", "status", "when", "trials", "passed", "experiments", right=("trials", "passed"),
@@ -110,14 +110,14 @@ def _table(store: Any, chosen: list[Any]) -> Any:
 
 def short_name(run: Any) -> str:
     """Return the name of a run for a table; its number is never cut off."""
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     return f"{plain(run.suite, limit=18)}@{run.number}"
 
 
 def pass_rates(totals: list[Any]) -> str:
     """Return the pass rate over scored trials, or its range over the experiments."""
-    from fairtrial.analysis.experiment import TotalsAnalysis
+    from fairtrial.reports.figures.experiment import TotalsAnalysis
 
     rates = [rate for part in totals if (rate := TotalsAnalysis(part).pass_rate) is not None]
     if not rates:

@@ -12,8 +12,8 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.estimates import Estimate
     from fairtrial.cli.names import RunName
+    from fairtrial.reports.figures.estimates import Estimate
     from fairtrial.store.protocol import RunStore
     from fairtrial.trials.result import EvalResult
 
@@ -64,7 +64,7 @@ def _trials(store: RunStore, named: RunName, sample_id: str, repeat: int | None,
     from fairtrial.cli.names import find_sample
     from fairtrial.cli.screen import out, print_json
     from fairtrial.cli.trial import print_trial
-    from fairtrial.render.trial_json import trial_record
+    from fairtrial.reports.render.trial_json import trial_record
 
     def results_of(sample_id: str) -> list[EvalResult]:
         found = store.results(named.run.run_id, experiment=named.experiment, sample_ids=[sample_id])
@@ -88,7 +88,7 @@ def _trials(store: RunStore, named: RunName, sample_id: str, repeat: int | None,
 
 
 def _unknown_sample(store: RunStore, named: RunName, sample_id: str, repeat: int | None) -> Exception:
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     sample_ids = [sample.id for _, sample in store.samples(named.run.run_id)]
     where = f" in repeat {repeat}" if repeat is not None and sample_id in sample_ids else ""
@@ -100,11 +100,11 @@ def _unknown_sample(store: RunStore, named: RunName, sample_id: str, repeat: int
 
 
 def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
+    from fairtrial.base.formatting import p_text
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
-    from fairtrial.formatting import p_text
-    from fairtrial.render.run_json import totals_record
-    from fairtrial.render.safe_text import plain
-    from fairtrial.report.report import metadata_keys
+    from fairtrial.reports.render.run_json import totals_record
+    from fairtrial.reports.render.safe_text import plain
+    from fairtrial.reports.report import metadata_keys
 
     groups: list[tuple[Any, Any]] = [
         (value, totals)
@@ -145,8 +145,8 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
 def _slice_rates(store: RunStore, named: RunName, key: str) -> dict[tuple[str, str], Estimate]:
     """Return the pass rate of every slice with its interval, by experiment and value."""
     from fairtrial.errors import ConfigurationError
-    from fairtrial.report import EvalReport
-    from fairtrial.report.estimates import slice_estimates
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.estimates import slice_estimates
 
     report = EvalReport(store, named.run)
     rates: dict[tuple[str, str], Estimate] = {}
@@ -164,8 +164,8 @@ def _slice_rates(store: RunStore, named: RunName, key: str) -> dict[tuple[str, s
 def _slice_tests(store: RunStore, named: RunName, key: str) -> list[tuple[str, float, float]]:
     """Return for each experiment the p-value of equal pass rates in all slices, unadjusted and adjusted."""
     from fairtrial.errors import ConfigurationError
-    from fairtrial.report import EvalReport
-    from fairtrial.report.estimates import slice_rate_test
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.estimates import slice_rate_test
     from fairtrial.stats import Heterogeneity, holm
 
     report = EvalReport(store, named.run)

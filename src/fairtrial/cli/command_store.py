@@ -41,7 +41,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
       fairtrial store stats --store postgresql://db/evals --json
     """
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
-    from fairtrial.render.run_json import moment
+    from fairtrial.reports.render.run_json import moment
     from fairtrial.store.sql import SqlStore
 
     _, url = options.settings_with(store)
@@ -130,10 +130,10 @@ def prune(
       fairtrial store prune --older-than 90d --dry-run
       fairtrial store prune --older-than 90d --keep-last 10 --suite support --yes
     """
+    from fairtrial.base.formatting import count
     from fairtrial.cli.names import name_of
     from fairtrial.cli.running import cache_file
     from fairtrial.cli.screen import confirm, note, print_json
-    from fairtrial.formatting import count
 
     age = _seconds(older_than)
     if claim_check is not None and not claim_check.is_dir():
@@ -266,9 +266,9 @@ def columns(
       fairtrial store columns
       fairtrial store columns --clear --all
     """
+    from fairtrial.base.formatting import count
     from fairtrial.cli.screen import add_row, make_table, note, out, print_json, print_table
-    from fairtrial.formatting import count
-    from fairtrial.render.run_json import moment
+    from fairtrial.reports.render.run_json import moment
     from fairtrial.store.column_cache import cached_columns, clear_columns
 
     opened = None if every else _database(store)

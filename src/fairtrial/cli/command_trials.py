@@ -45,9 +45,9 @@ def trials(
     from fairtrial.cli.screen import out, print_json
     from fairtrial.cli.user_errors import UserError
     from fairtrial.errors import ConfigurationError
-    from fairtrial.render.terminal import RichDocument
-    from fairtrial.render.trials_document import trials_document
-    from fairtrial.report.trials import TrialTable, overview
+    from fairtrial.reports.render.terminal import RichDocument
+    from fairtrial.reports.render.trials_document import trials_document
+    from fairtrial.reports.trials import TrialTable, overview
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -86,6 +86,6 @@ def _either(value: Any, text: str) -> Any:
 
 
 def _plain(rows: Any) -> list[dict[str, Any]]:
-    from fairtrial.codec import to_json
+    from fairtrial.base.codec import to_json
 
     return [{name: to_json(value) for name, value in row.items()} for row in rows]

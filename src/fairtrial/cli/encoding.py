@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import IO
 
-from fairtrial.render.safe_text import AS_WIDE
+from fairtrial.reports.render.safe_text import AS_WIDE
 
 
 def make_printable(stream: IO[str]) -> None:

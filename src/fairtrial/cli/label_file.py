@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairtrial.base.codec import parse_foreign_json
 from fairtrial.cli.user_errors import UserError
-from fairtrial.codec import parse_foreign_json
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.labels import Labels
-    from fairtrial.analysis.source import ExperimentSource
-    from fairtrial.report import ExperimentReport
+    from fairtrial.reports import ExperimentReport
+    from fairtrial.reports.figures.labels import Labels
+    from fairtrial.reports.figures.source import ExperimentSource
     from fairtrial.store.protocol import Label
 
 STORE = "store"
@@ -61,7 +61,7 @@ def read_labels(file: Path, sides: Sequence[ExperimentReport]) -> list[Label]:
     """
     from fairtrial.cli.pairs import parse_value
     from fairtrial.errors import ConfigurationError
-    from fairtrial.report.report import source_of
+    from fairtrial.reports.report import source_of
     from fairtrial.store.protocol import Label
     from fairtrial.trials.keys import TrialKey
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fairtrial.cli.user_errors import UserError
-from fairtrial.render.safe_text import plain
-from fairtrial.render.session_text import is_hash
-from fairtrial.report.run_names import RunName, UnknownName, name_of
-from fairtrial.report.run_names import find_run as find_stored_run
+from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.render.session_text import is_hash
+from fairtrial.reports.run_names import RunName, UnknownName, name_of
+from fairtrial.reports.run_names import find_run as find_stored_run
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore
 

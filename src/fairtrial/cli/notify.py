@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-from fairtrial.backoff import longest_pause
+from fairtrial.base.backoff import longest_pause
 from fairtrial.cli.screen import err
 from fairtrial.cli.user_errors import UserError
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.formatting import cost, duration, money, number, rate
+from fairtrial.base.formatting import cost, duration, money, number, rate
 
 if TYPE_CHECKING:
     from fairtrial.cli.names import RunName
-    from fairtrial.report import EvalReport, ExperimentReport
-    from fairtrial.report.compare import Comparison
-    from fairtrial.report.renderable import Renderable
+    from fairtrial.reports import EvalReport, ExperimentReport
+    from fairtrial.reports.compare.compare import Comparison
+    from fairtrial.reports.renderable import Renderable
     from fairtrial.store.protocol import RunRecord, RunStore
 
 __all__ = ["cost", "duration", "money", "number", "rate", "report_record", "show_report"]
@@ -28,7 +28,7 @@ def record_of(rendered: Renderable) -> dict[str, Any]:
 
 
 def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
 
     report = EvalReport(store, named.run)
     return report if named.experiment is None else report[named.experiment]
@@ -36,7 +36,7 @@ def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
 
 def compared(report: EvalReport) -> Comparison:
     """Compare the experiments of a report with its first."""
-    from fairtrial.report.compare import compare
+    from fairtrial.reports.compare.compare import compare
 
     first, *others = (report[name] for name in report.experiments)
     return compare(first, *others)
@@ -45,7 +45,7 @@ def compared(report: EvalReport) -> Comparison:
 def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool) -> None:
     """Print a report."""
     from fairtrial.cli.screen import commands, out, print_json
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
 
     if json:
         print_json(report_record(store, named))
@@ -61,7 +61,7 @@ def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: b
 
 def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
     """Return useful next commands after this report."""
-    from fairtrial.report.rerun import resume_command
+    from fairtrial.reports.rerun import resume_command
     from fairtrial.store.protocol import RESUMABLE
 
     run: RunRecord = report.run
@@ -88,7 +88,7 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
 
 
 def _worst(report: EvalReport) -> str | None:
-    from fairtrial.render.safe_text import plain
+    from fairtrial.reports.render.safe_text import plain
 
     first = next(iter(report.failed_samples()), None)
     if first is None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.backoff import UNAVAILABLE
+from fairtrial.base.backoff import UNAVAILABLE
+from fairtrial.base.formatting import count, duration
 from fairtrial.cli.names import name_of
 from fairtrial.cli.screen import err, held_output, note, sentence
 from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarly, ExitCode, ReportMissing, UserError
 from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError, StoreUnavailableError
-from fairtrial.formatting import count, duration
-from fairtrial.report.rerun import PART
+from fairtrial.reports.rerun import PART
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.progress import Tally, shown
 from fairtrial.runs.writer import call_store
@@ -28,8 +28,8 @@ from fairtrial.store.protocol import RESUMABLE
 from fairtrial.store.redact import current
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.analysis_plan import AnalysisPlan
-    from fairtrial.report import EvalReport
+    from fairtrial.reports import EvalReport
+    from fairtrial.reports.figures.analysis_plan import AnalysisPlan
     from fairtrial.runs.events import EvalRunStarted
     from fairtrial.store.protocol import RunRecord, RunStore
     from fairtrial.suites import EvalSuite

@@ -15,11 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fairtrial.logs import LogFormat
-from fairtrial.logs import start_logging as log_to_stderr
-from fairtrial.render.document import Column, Table
-from fairtrial.render.safe_text import lines, plain
-from fairtrial.render.terminal import RichDocument
+from fairtrial.reports.render.document import Column, Table
+from fairtrial.reports.render.safe_text import lines, plain
+from fairtrial.reports.render.terminal import RichDocument
+from fairtrial.runs.logs import LogFormat
+from fairtrial.runs.logs import start_logging as log_to_stderr
 
 _PIPED_WIDTH = 120  # Width of files and pipes: wide enough for every table, narrow enough to read.
 

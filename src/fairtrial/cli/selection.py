@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.cli.names import find_sample
 from fairtrial.cli.pairs import parse_pairs
 from fairtrial.cli.user_errors import UserError
-from fairtrial.render.safe_text import plain
-from fairtrial.report.rerun import PART
+from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.rerun import PART
 
 if TYPE_CHECKING:
     from fairtrial.data.dataset import Dataset

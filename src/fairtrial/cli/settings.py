@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairtrial.base.foreign import load_toml
+from fairtrial.base.frozen import EMPTY
 from fairtrial.cli.user_errors import UserError, shown_path
-from fairtrial.foreign import load_toml
-from fairtrial.frozen import EMPTY
 
 DEFAULT_STORE = Path(".fairtrial") / "runs.db"
 _URL = ("://", "memory:")

@@ -37,11 +37,11 @@ class TraceExportOptions:
     def write(self, store: RunStore, run: RunRecord, target: Path | TextIO, format_name: str) -> None:
         """Write the run to a file."""
         if format_name == "otlp":
-            from fairtrial.tracing.stored import write_run
+            from fairtrial.integrations.tracing.stored import write_run
 
             write_run(store, run, target, content=self.content, profile=self.profile)
         else:
-            from fairtrial.tracing.langsmith_upload import write_experiments
+            from fairtrial.integrations.tracing.langsmith_upload import write_experiments
 
             write_experiments(store, run, target, content=self.content, **self._rows())
 
@@ -59,9 +59,9 @@ class TraceExportOptions:
             raise UserError(current().text(str(error)), remedy) from None
 
     def _send_spans(self, store: RunStore, run: RunRecord, json: bool) -> int:
+        from fairtrial.base.formatting import count
         from fairtrial.cli.screen import note, print_json
-        from fairtrial.formatting import count
-        from fairtrial.tracing.stored import send_run
+        from fairtrial.integrations.tracing.stored import send_run
 
         totals = send_run(store, run, self.to or "", content=self.content, profile=self.profile)
         if json:
@@ -77,9 +77,9 @@ class TraceExportOptions:
         return 1 if totals.rejected else 0
 
     def _upload(self, store: RunStore, run: RunRecord, json: bool) -> int:
+        from fairtrial.base.formatting import count
         from fairtrial.cli.screen import note, print_json
-        from fairtrial.formatting import count
-        from fairtrial.tracing.langsmith_upload import upload_run
+        from fairtrial.integrations.tracing.langsmith_upload import upload_run
 
         totals = upload_run(store, run, self.to or "", content=self.content, **self._rows())
         if json:

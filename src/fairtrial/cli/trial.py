@@ -7,14 +7,14 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-from fairtrial.analysis.error_groups import error_text, traceback_of
+from fairtrial.base.formatting import count
 from fairtrial.cli.names import name_of
-from fairtrial.formatting import count
-from fairtrial.render.run_json import moment
-from fairtrial.render.safe_text import plain
-from fairtrial.render.session_text import executions_text, session_lines, value_text
-from fairtrial.render.trial_details import criterion_text, said_by_criteria
-from fairtrial.report.rerun import rerun_command
+from fairtrial.reports.figures.error_groups import error_text, traceback_of
+from fairtrial.reports.render.run_json import moment
+from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.render.session_text import executions_text, session_lines, value_text
+from fairtrial.reports.render.trial_details import criterion_text, said_by_criteria
+from fairtrial.reports.rerun import rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult

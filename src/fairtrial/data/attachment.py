@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from fairtrial.base.foreign import inside
+from fairtrial.base.frozen import first_is
 from fairtrial.errors import DataError
-from fairtrial.foreign import inside
-from fairtrial.frozen import first_is
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, NamedTuple
 
-from fairtrial.codec import canonical
+from fairtrial.base.codec import canonical
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DatasetError
 

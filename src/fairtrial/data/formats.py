@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from fairtrial.base.foreign import check_limit, read_whole
 from fairtrial.data.index import open_data
 from fairtrial.data.rows import Row
 from fairtrial.errors import ConfigurationError, DataError, DatasetError, MissingExtraError
-from fairtrial.foreign import check_limit, read_whole
 
 type DatasetFormat = Literal[
     "langsmith", "braintrust", "langfuse", "pydantic-evals", "deepeval", "ragas", "openai", "promptfoo"

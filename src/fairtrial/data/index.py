@@ -19,12 +19,12 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, BinaryIO
 
-from fairtrial.codec import digest, parse_json
+from fairtrial.base.codec import digest, parse_json
+from fairtrial.base.foreign import lines_of
 from fairtrial.data.fingerprint import Fingerprint, Identity, Order
 from fairtrial.data.rows import Row, RowMapper, duplicate_id
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
-from fairtrial.foreign import lines_of
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FORMAT = f"fairtrial-index-3-{sys.byteorder}"

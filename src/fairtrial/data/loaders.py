@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from fairtrial.codec.escape import parse_json_array
+from fairtrial.base.codec.escape import parse_json_array
+from fairtrial.base.foreign import ExpansionBudget, limit_factor, lines_of, read_whole
 from fairtrial.data.fingerprint import Identity
 from fairtrial.data.formats import converter_of, document_rows
 from fairtrial.data.index import build_index, cached_index, open_data, parse_line, placed, read_lines
@@ -17,7 +18,6 @@ from fairtrial.data.rows import Columns, Row, RowMapper, duplicate_id, row_reade
 from fairtrial.data.sample import Sample
 from fairtrial.data.signature import signature_of
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, MissingExtraError
-from fairtrial.foreign import ExpansionBudget, limit_factor, lines_of, read_whole
 
 _JSONL = (".jsonl", ".ndjson")
 _PARQUET_BYTES, _PARQUET_ROWS = 1 << 30, 64

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from fairtrial.codec import digest, from_json, parse_json, to_json
-from fairtrial.codec.escape import restore
+from fairtrial.base.codec import digest, from_json, parse_json, to_json
+from fairtrial.base.codec.escape import restore
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, ConfigurationError, DatasetError
-from fairtrial.frozen import EMPTY
 
 type Row = dict[str, Any]
 type RowMapper = Callable[[Row], Sample[Any, Any]]

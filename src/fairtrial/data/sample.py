@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
+from fairtrial.base.types import JSON
 from fairtrial.errors import DatasetError
-from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
-from fairtrial.types import JSON
 
 
 class _NotGiven:

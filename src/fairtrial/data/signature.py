@@ -8,7 +8,7 @@ import re
 import typing
 from typing import Any, TypeAliasType
 
-from fairtrial.codec.fields import alias_value, field_types
+from fairtrial.base.codec.fields import alias_value, field_types
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # Where a lambda happens to be in memory is no part of a type.
 

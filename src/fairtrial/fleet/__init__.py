@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairtrial.lazy import lazy_names
+from fairtrial.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fairtrial.fleet.client.collect import collect_results, collect_results_sync

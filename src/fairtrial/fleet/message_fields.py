@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from fairtrial.codec import dumps
-from fairtrial.codec.encode import compact
-from fairtrial.codec.escape import parse_json, restore
+from fairtrial.base.codec import dumps
+from fairtrial.base.codec.encode import compact
+from fairtrial.base.codec.escape import parse_json, restore
+from fairtrial.base.frozen import EMPTY, freeze
 from fairtrial.errors import CodecError, NewerFormatError
-from fairtrial.frozen import EMPTY, freeze
 
 VERSION: Final = 1
 MAX_INT: Final = (1 << 62) - 1

@@ -17,9 +17,12 @@ from typing import Any, Generic, Self, cast
 
 from typing_extensions import TypeVar
 
-from fairtrial.codec import decode, dumps, from_json, to_json
-from fairtrial.codec.escape import MARK, parse_json
+from fairtrial.base.codec import decode, dumps, from_json, to_json
+from fairtrial.base.codec.escape import MARK, parse_json
+from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments, first_is, freeze
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import NOT_GIVEN, Sample
+from fairtrial.data.session.events import NO_USAGE, TokenUsage
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet.message_fields import (
     VERSION,
@@ -35,14 +38,11 @@ from fairtrial.fleet.message_fields import (
     whole,
     write,
 )
-from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, first_is, freeze
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.session.events import NO_USAGE, TokenUsage
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, OutputT
 from fairtrial.trials.sample_types import PLAIN, TypeName, value_type_name
-from fairtrial.types import JSON
 
 _OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"})
 _STAGES = frozenset({"setup", "task", "output", "score", "delivery", "store", None})

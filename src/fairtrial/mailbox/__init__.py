@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairtrial.lazy import lazy_names
+from fairtrial.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.body import WireBody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, Self, get_origin
 
-from fairtrial.codec import decode, dumps
+from fairtrial.base.codec import decode, dumps
 from fairtrial.errors import ConfigurationError
 
 NEWER_FORMAT_DELAY = 5.0

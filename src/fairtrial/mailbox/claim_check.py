@@ -11,9 +11,9 @@ import re
 import time
 from pathlib import Path
 
+from fairtrial.base.offload import in_thread
 from fairtrial.data.attachment import Attachment, BlobFolder
 from fairtrial.errors import BodyError, ConfigurationError, DataError, MessageTooLargeError
-from fairtrial.offload import in_thread
 
 THRESHOLD = 64 * 1024
 MAX_BYTES = 64 * 1024 * 1024

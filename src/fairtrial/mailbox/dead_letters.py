@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fairtrial.backoff import backoff
+from fairtrial.base.backoff import backoff
+from fairtrial.base.frozen import first_is
 from fairtrial.errors import BodyError, CodecError, ConfigurationError, MailboxError, StoreUnavailableError
-from fairtrial.frozen import first_is
 from fairtrial.mailbox.body import decode_body
 
 type Verdict = Literal["retry", "dead_letter"]

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Self
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.metrics import FAILED_RENEWALS
+from fairtrial.base.offload import finish, in_thread, loop_caller, require_asyncio
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError
 from fairtrial.mailbox.protocol import Message, Renewer, validate_lease
-from fairtrial.metrics import FAILED_RENEWALS
-from fairtrial.offload import finish, in_thread, loop_caller, require_asyncio
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import dumps
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.codec import dumps
+from fairtrial.base.offload import require_asyncio
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -27,7 +28,6 @@ from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, check_body_type, decode_b
 from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name, validate_receive
 from fairtrial.mailbox.resolver import MailboxResolver
-from fairtrial.offload import require_asyncio
 
 MAX_BODY_BYTES = 1024 * 1024
 

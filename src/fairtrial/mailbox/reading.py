@@ -9,7 +9,7 @@ from enum import Enum
 from functools import partial
 from typing import Literal, Protocol
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.errors import BodyError, CodecError, MailboxError, NewerFormatError
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
 from fairtrial.mailbox.claim_check import ClaimCheck

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.lru import LruCache
 from fairtrial.errors import ConfigurationError, ReplyNotAvailableError
-from fairtrial.frozen import EMPTY
-from fairtrial.lru import LruCache
 from fairtrial.mailbox.protocol import Mailbox, validate_name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairtrial.lazy import lazy_names
+from fairtrial.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec

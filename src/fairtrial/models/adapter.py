@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import TypeVar
 
-from fairtrial.frozen import EMPTY, first_is
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
+from fairtrial.base.frozen import EMPTY, first_is
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage
 
 if TYPE_CHECKING:
     from fairtrial.models.prompt import Prompt

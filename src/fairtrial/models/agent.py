@@ -11,22 +11,22 @@ from typing import Any, Literal
 
 import anyio
 
-from fairtrial.codec import dumps, to_json
-from fairtrial.codec.encode import SPARSE
+from fairtrial.base.codec import dumps, to_json
+from fairtrial.base.codec.encode import SPARSE
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.offload import DaemonThreads
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.endings import ending_of
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall, as_message, chat_messages
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import CodecError, ConfigurationError, ContextLengthError, ModelRefusedError
-from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import Completion, ProviderAdapter
 from fairtrial.models.tool_calls import LONGEST_ERROR, ToolCaller
 from fairtrial.models.tools import Tool, as_tools, tool_message
-from fairtrial.offload import DaemonThreads
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.session.endings import ending_of
-from fairtrial.session.events import ToolInvoked
-from fairtrial.session.trajectory import ChatMessage, ToolCall, as_message, chat_messages
-from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.environment import EnvironmentRegistry, EnvironmentSaved, close_environment, tools_of
 from fairtrial.trials.task import CHECK_INPUT, FIRST_MESSAGES, WITH_ADAPTER, task

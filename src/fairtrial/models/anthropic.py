@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack, cast
 
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.endings import ANTHROPIC_ENDINGS, ending_of
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelUnavailableError
-from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.clients import Client
 from fairtrial.models.content import (
@@ -28,9 +31,6 @@ from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
 from fairtrial.models.sdk import SdkAdapter, SdkOptions
-from fairtrial.session.endings import ANTHROPIC_ENDINGS, ending_of
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 # Keywords that Anthropic's structured outputs refuse; they are moved to the description.
 _IN_WORDS = frozenset(

@@ -12,7 +12,15 @@ from typing import Any, ClassVar, Generic, Self
 
 import anyio
 
-from fairtrial.codec import decode, digest, to_json
+from fairtrial.base.codec import decode, digest, to_json
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.metrics import MODEL_CALL_SECONDS
+from fairtrial.base.sync_bridge import call_sync
+from fairtrial.data.session.endings import ending_of
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial.data.session.views import JUDGE, SessionView
 from fairtrial.errors import (
     BudgetExceededError,
     CodecError,
@@ -24,8 +32,6 @@ from fairtrial.errors import (
     OutputParseError,
     RateLimitedError,
 )
-from fairtrial.frozen import EMPTY
-from fairtrial.metrics import MODEL_CALL_SECONDS
 from fairtrial.models.adapter import AnswerT, Completion, OutputT, PromptResponse, ToolSpec
 from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
 from fairtrial.models.cache import ResponseCache, cache_disabled, shared_cache
@@ -36,12 +42,6 @@ from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
 from fairtrial.models.schema import output_schema
 from fairtrial.models.structured import OutputRepaired, parse_output, repair_messages
-from fairtrial.session.endings import ending_of
-from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.session.views import JUDGE, SessionView
-from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.context import TrialContext, running_trial
 
 log = logging.getLogger("fairtrial.models")

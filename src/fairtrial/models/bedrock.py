@@ -13,8 +13,12 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
-from fairtrial.codec import parse_json
+from fairtrial.base.codec import parse_json
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.endings import CONVERSE_ENDINGS, ending_of
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     CodecError,
     InvalidCallError,
@@ -24,7 +28,6 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.content import (
     add_turn,
@@ -41,9 +44,6 @@ from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkOptions
-from fairtrial.session.endings import CONVERSE_ENDINGS, ending_of
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 _CREDENTIALS = "aws-credentials"  # In place of a key: the credential chain of AWS.
 _REGION = re.compile(r"//bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.")

@@ -6,11 +6,11 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
+from fairtrial.base.lru import LruCache
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.views import kind_of
 from fairtrial.errors import BudgetExceededError, ConfigurationError
-from fairtrial.lru import LruCache
-from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.views import kind_of
 
 _PROMPT_EXECUTED = kind_of(PromptExecuted)
 _MAX_RUNS = 256

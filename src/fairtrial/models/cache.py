@@ -20,11 +20,11 @@ from typing import Any, Literal, get_args
 import anyio
 import anyio.to_thread
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import decode, dumps, to_json
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.codec import decode, dumps, to_json
+from fairtrial.base.offload import on_trio
 from fairtrial.errors import CodecError, ConfigurationError, StoreError
 from fairtrial.models.reply import ModelReply
-from fairtrial.offload import on_trio
 
 type CachePolicy = Literal["off", "read", "read-write", "refresh"]
 """No caching; only read; read and store new answers; never read, but store new answers."""

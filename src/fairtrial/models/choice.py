@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from fairtrial.frozen import EMPTY
+from fairtrial.base.frozen import EMPTY
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.choice import ChoiceQuestion, ChoicesShown
-from fairtrial.session.trajectory import ChatMessage
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.task import WITH_ADAPTER, task
 

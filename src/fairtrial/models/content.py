@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.codec import parse_json, to_json
+from fairtrial.base.codec import parse_json, to_json
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import CodecError, InvalidCallError
 from fairtrial.models.schema import OutputSchema
 from fairtrial.models.tools import UNPARSED
-from fairtrial.session.trajectory import ChatMessage, Echo, ToolCall
 
 _MERGED = ("tools", "include")  # Lists that parameters add to instead of replacing them.
 

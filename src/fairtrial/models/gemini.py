@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Unpack
 from uuid import uuid4
 
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.endings import GEMINI_ENDINGS, ending_of
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.content import (
@@ -27,9 +30,6 @@ from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkOptions
-from fairtrial.session.endings import GEMINI_ENDINGS, ending_of
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 # Parameters beside `generationConfig`; all others go inside it.
 _OUTER = frozenset({"safetySettings", "tools", "toolConfig", "cachedContent", "labels", "serviceTier", "store"})

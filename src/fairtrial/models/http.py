@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from fairtrial.codec import parse_json
+from fairtrial.base.codec import parse_json
 from fairtrial.errors import CodecError, MalformedReplyError, ModelError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.clients import Client

@@ -17,9 +17,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import anyio
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.offload import loop_caller
 from fairtrial.errors import ConfigurationError
-from fairtrial.offload import loop_caller
 
 type Verdict = Literal["answered", "rate_limited", "failed"]
 """The outcome of a call for the limiter: an answer of any kind, a rate-limit refusal, or nothing to learn from."""

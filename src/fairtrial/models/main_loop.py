@@ -12,16 +12,16 @@ from typing import Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
+from fairtrial.base.offload import DaemonThreads
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.dispatcher import ControlDispatcher
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter
 from fairtrial.models.prompt import Prompt, PromptTemplate
-from fairtrial.offload import DaemonThreads
-from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Unpack, cast
 from urllib.parse import urlsplit
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.endings import CHAT_ENDINGS, ending_of
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelError, ModelUnavailableError
-from fairtrial.frozen import EMPTY
 from fairtrial.models import responses
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.base import log
@@ -34,9 +37,6 @@ from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkAdapter, SdkOptions
 from fairtrial.models.token_ids import TOKEN_PARAMS, changed_sampling, read_tokens
-from fairtrial.session.endings import CHAT_ENDINGS, ending_of
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage
 
 type OpenAIApi = Literal["responses", "chat"]
 """Which of OpenAI's APIs is used: Responses or chat completions."""

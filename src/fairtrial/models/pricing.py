@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, FrozenDict
-from fairtrial.session.events import TokenUsage
 
 _REQUIRED_PRICES = ("input", "output")
 _OPTIONAL_PRICES = ("cached", "cache_write", "reasoning", "audio_input", "audio_output", "cache_write_hour")

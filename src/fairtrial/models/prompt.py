@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from fairtrial.codec import dumps, to_json
+from fairtrial.base.codec import dumps, to_json
+from fairtrial.base.frozen import EMPTY, FrozenDict
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, FrozenDict
-from fairtrial.session.trajectory import ChatMessage
 
 # `$name`, `${name}`, and `$$` for a dollar; any other dollar is literal, so prices need no escape.
 _PLACEHOLDER = re.compile(r"\$(?:(?P<dollar>\$)|(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)\})", re.ASCII)

@@ -9,6 +9,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import (
     BudgetExceededError,
     ContextLengthError,
@@ -19,7 +20,6 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.frozen import EMPTY
 
 _LONGEST_WAIT = 3600.0
 _CONTEXT_FULL = re.compile(r"context[ _](length|window|size|limit)|(prompt|input) is too long|input token count", re.I)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairtrial.codec.encode import PRIVATE
+from fairtrial.base.codec.encode import PRIVATE
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
-from fairtrial.frozen import EMPTY
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.token_ids import SampledTokens
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)

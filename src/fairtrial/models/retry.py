@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from fairtrial.backoff import longest_pause
+from fairtrial.base.backoff import longest_pause
+from fairtrial.base.frozen import first_is
 from fairtrial.errors import ConfigurationError, ModelError, RateLimitedError
-from fairtrial.frozen import first_is
 
 
 @first_is(int)

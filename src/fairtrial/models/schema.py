@@ -21,10 +21,10 @@ from pathlib import PurePath
 from typing import Any, TypeAliasType, TypeVar
 from uuid import UUID
 
-from fairtrial.codec import to_json
-from fairtrial.codec.fields import QUALIFIERS, alias_value, field_types, required_keys
-from fairtrial.codec.models import is_pydantic
-from fairtrial.codec.scalars import name_of
+from fairtrial.base.codec import to_json
+from fairtrial.base.codec.fields import QUALIFIERS, alias_value, field_types, required_keys
+from fairtrial.base.codec.models import is_pydantic
+from fairtrial.base.codec.scalars import name_of
 from fairtrial.errors import CodecError, ConfigurationError
 
 type Schema = dict[str, Any]

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
+from fairtrial.base.frozen import EMPTY
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
 from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
@@ -18,8 +20,6 @@ from fairtrial.models.limiter import Limiter
 from fairtrial.models.pricing import Prices
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 type ScriptedReply = Any
 """Text, a `ToolCall` or a list of them, a `ChatMessage`, an exception to raise, or any other value as JSON text."""

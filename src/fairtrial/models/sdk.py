@@ -25,8 +25,13 @@ from typing import Any, ClassVar, Literal, Self, TypedDict
 import anyio
 import anyio.to_thread
 
-from fairtrial.codec import parse_json
+from fairtrial.base.codec import parse_json
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.offload import on_trio
 from fairtrial.data.attachment import Attachment, BlobFolder
+from fairtrial.data.session.endings import ending_of
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import Echo
 from fairtrial.errors import (
     CodecError,
     ConfigurationError,
@@ -36,7 +41,6 @@ from fairtrial.errors import (
     ModelError,
     ModelUnavailableError,
 )
-from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget, SpendingLog
@@ -49,10 +53,6 @@ from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras, is_known, p
 from fairtrial.models.provider_errors import error_by_code, error_by_status, said_by
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
-from fairtrial.offload import on_trio
-from fairtrial.session.endings import ending_of
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import Echo
 from fairtrial.store.redact import register_guess
 
 type StructuredOutput = Literal["native", "prompt"]

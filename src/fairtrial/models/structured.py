@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fairtrial.codec import from_json, parse_json
-from fairtrial.codec.escape import escape_text
-from fairtrial.session.trajectory import ChatMessage
+from fairtrial.base.codec import from_json, parse_json
+from fairtrial.base.codec.escape import escape_text
+from fairtrial.data.session.trajectory import ChatMessage
 
 _FENCE = "```"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairtrial.session.session import Session
-from fairtrial.session.tokens import POLICY, TokensMissing, check_tokens, record_tokens
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.tokens import POLICY, TokensMissing, check_tokens, record_tokens
 
 TOKEN_PARAMS: Mapping[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
 """The parameters of a chat completion that request them; old versions of vLLM need `top_logprobs`, too."""

@@ -12,13 +12,13 @@ from uuid import UUID
 
 import anyio
 
-from fairtrial.codec import dumps, to_json
+from fairtrial.base.codec import dumps, to_json
+from fairtrial.base.offload import DaemonThreads
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.trajectory import ToolCall
 from fairtrial.errors import CodecError
 from fairtrial.models.tools import UNPARSED, StopAgent, Tool, ToolContent
-from fairtrial.offload import DaemonThreads
-from fairtrial.session.events import ToolInvoked
-from fairtrial.session.trajectory import ToolCall
 
 LONGEST_ERROR = 2000
 """The longest error message of a tool that a model receives and a session records."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from fairtrial.codec import from_json
+from fairtrial.base.codec import from_json
 from fairtrial.data.attachment import Attachment
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.schema import Schema, hints_of, schema_of
 from fairtrial.scoring.evaluator import is_async_callable
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 UNPARSED = "__unparsed__"
 """The only argument of a tool call whose arguments were not a JSON object: the text as it came."""

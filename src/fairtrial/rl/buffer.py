@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairtrial.codec import canonical
+from fairtrial.base.codec import canonical
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.data.session.trajectory import ChatMessage, from_chat
 from fairtrial.errors import ConfigurationError
-from fairtrial.session.trajectory import ChatMessage, from_chat
 
 type ChatRow = dict[str, Any]
 """A message as trainers read it: role, content, `tool_calls` with functions, `tool_call_id`."""

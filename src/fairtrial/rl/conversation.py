@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairtrial.data.session.events import ToolInvoked
 from fairtrial.models.agent import AgentParts
 from fairtrial.rl.chat import ChatRow
 from fairtrial.rl.prompts import prompt_maker
 from fairtrial.rl.reward import RewardFunction, Row, reward
 from fairtrial.rl.world import World, agent_parts, tool_rows
 from fairtrial.scoring.score import Score
-from fairtrial.session.events import ToolInvoked
 from fairtrial.suites.suite import EvalSuite
 
 _NO_PARTS = AgentParts({}, None, None, None)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairtrial.base.formatting import number
+from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import number
-from fairtrial.frozen import EMPTY, first_is
-from fairtrial.render.plots import STYLE
-from fairtrial.render.safe_text import plain
-from fairtrial.report.report import EvalReport
+from fairtrial.reports.render.plots import STYLE
+from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.report import EvalReport
 from fairtrial.rl.values import sample_values
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
 from fairtrial.store.open import open_store

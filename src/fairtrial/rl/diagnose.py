@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from fairtrial.formatting import number, rate
-from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.base.formatting import number, rate
+from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
 from fairtrial.rl.groups import Group, Rollout, best_at_k, groups, load_group, reward_bounds
 from fairtrial.scoring.score import Metric
-from fairtrial.session.trajectory import ChatMessage
 from fairtrial.stats.association import RankCorrelation, rank_correlation
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, first_is
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.rl.groups import RolloutStatus

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
+from fairtrial.base.frozen import first_is
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import first_is
 from fairtrial.models.tools import Tool, as_tools
-from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
 from fairtrial.rl.chat import ChatRow, split_prompt, to_chat
 from fairtrial.rl.groups import Group, Rollout, groups, load_group
 from fairtrial.rl.tokens import TokenRow
 from fairtrial.rl.world import tool_rows
-from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.export import opened
 
 type TrainingFormat = Literal["trajectories", "sft", "dpo", "kto", "tokens"]
@@ -237,7 +237,7 @@ _REMEDIES = {
     "sft": "lower min_reward, or repeat samples more often so that some rollouts pass",
     "dpo": "a pair needs two repeats of a sample with different rewards: run with EvalConfig(repeats=8)",
     "tokens": "run the suite with OpenAIAdapter(tokens=True, base_url=...) of vLLM or SGLang, or record tokens with "
-    "fairtrial.session.tokens.record_tokens",
+    "fairtrial.data.session.tokens.record_tokens",
 }
 
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from random import getrandbits
 from typing import Any
 
+from fairtrial.base.formatting import number
+from fairtrial.base.frozen import first_is
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial.data.session.views import RecordedView, kind_of, same_kind
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import number
-from fairtrial.frozen import first_is
 from fairtrial.models.agent import FORK
 from fairtrial.models.cache import without_cache
-from fairtrial.report.report import EvalReport
+from fairtrial.reports.report import EvalReport
 from fairtrial.rl.values import sample_values
-from fairtrial.session.trajectory import ChatMessage
-from fairtrial.session.views import RecordedView, kind_of, same_kind
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites.suite import EvalSuite

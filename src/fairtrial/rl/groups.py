@@ -8,20 +8,20 @@ from functools import cached_property
 from math import comb
 from typing import Any, Literal
 
-from fairtrial.analysis.metrics import REWARD, Range, widen
+from fairtrial.base.frozen import first_is
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.tokens import POLICY, TokenCall, TokensMissing, token_calls
+from fairtrial.data.session.trajectory import ChatMessage, Trajectory
+from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import ConfigurationError, FairtrialError
-from fairtrial.frozen import first_is
 from fairtrial.models.agent import AgentEnded
-from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.reports.figures.metrics import REWARD, Range, widen
+from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind, group_advantages
 from fairtrial.rl.tokens import TokenRow, stitch
 from fairtrial.rl.values import declared_range
 from fairtrial.scoring.evaluator import Case
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.tokens import POLICY, TokenCall, TokensMissing, token_calls
-from fairtrial.session.trajectory import ChatMessage, Trajectory
-from fairtrial.session.views import RecordedView
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
 from fairtrial.store.protocol import RunRecord, RunStore, ScoreRow
 from fairtrial.trials.keys import TrialKey

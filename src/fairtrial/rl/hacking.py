@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairtrial.analysis.metrics import Range, widen
+from fairtrial.base.formatting import number
+from fairtrial.base.frozen import first_is
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import number
-from fairtrial.frozen import first_is
-from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.reports.figures.metrics import Range, widen
+from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.values import SampleValues, sample_values
 from fairtrial.stats.paired import PairedDifference, paired_difference
 

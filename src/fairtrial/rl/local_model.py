@@ -11,14 +11,14 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.base import BaseAdapter
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.token_ids import SampledTokens
 from fairtrial.rl.chat import to_chat
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.trials.context import running_trial
 
 type ParseReply = Callable[[str], ChatMessage]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.data.sample import Sample
 from fairtrial.rl.conversation import TrainingConversation, TrainingConversations, metrics_of
 from fairtrial.rl.reward import sample_text

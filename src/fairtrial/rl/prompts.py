@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from fairtrial.codec import dumps, to_json
+from fairtrial.base.codec import dumps, to_json
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.agent import PrepareMessages, opening_messages
@@ -16,7 +17,6 @@ from fairtrial.rl.chat import ChatRow, to_chat
 from fairtrial.rl.reward import sample_text
 from fairtrial.store.export import opened
 from fairtrial.suites.suite import EvalSuite
-from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.task import FIRST_MESSAGES
 
 type PromptFormat = Literal["trl", "verl", "skyrl", "openrlhf", "miles", "areal", "messages"]

@@ -9,20 +9,20 @@ from typing import Any
 
 import anyio
 
-from fairtrial.codec import decode, from_json, parse_json, to_json
+from fairtrial.base.codec import decode, from_json, parse_json, to_json
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import NOT_GIVEN, Sample
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall, Trajectory
 from fairtrial.errors import CodecError, ConfigurationError, DatasetError
 from fairtrial.rl.chat import messages_of
 from fairtrial.rl.import_path import import_path, load_object
 from fairtrial.rl.world import World, worlds_of
 from fairtrial.scoring.evaluator import Case, Evaluator, Scorer, resolve
 from fairtrial.scoring.score import Score
-from fairtrial.session.events import ToolInvoked
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall, Trajectory
 from fairtrial.suites.suite import EvalSuite
-from fairtrial.sync_bridge import call_sync
 
 type Row = Mapping[str, Any]
 """A row of a training file: `sample`, the sample as JSON text, or `sample_id`, which is looked up in the dataset."""

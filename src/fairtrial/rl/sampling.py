@@ -7,10 +7,10 @@ from dataclasses import replace
 from random import getrandbits
 from typing import Any
 
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.agent import EnvironmentFactory, PrepareMessages, agent_task
 from fairtrial.models.cache import without_cache

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairtrial.frozen import EMPTY
-from fairtrial.session.tokens import POLICY, TokenCall
+from fairtrial.base.frozen import EMPTY
+from fairtrial.data.session.tokens import POLICY, TokenCall
 
 
 @dataclass(frozen=True, slots=True)

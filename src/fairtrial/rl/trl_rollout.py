@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.rl.groups import Rollout
@@ -17,7 +18,6 @@ from fairtrial.rl.policy import with_adapter
 from fairtrial.rl.reward import RewardFunction
 from fairtrial.rl.sampling import rollout
 from fairtrial.suites.suite import EvalSuite
-from fairtrial.sync_bridge import call_sync
 
 REWARD, METRICS = "fairtrial_reward", "fairtrial_metrics"
 """The columns with which rollouts pass their rewards and metrics to the reward function."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.agent import PrepareMessages
 from fairtrial.models.cache import without_cache
-from fairtrial.report.gate import gate
-from fairtrial.report.report import EvalReport
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.gate import gate
+from fairtrial.reports.report import EvalReport
 from fairtrial.rl.local_model import LocalModelAdapter, ParseReply, parse_tool_calls
 from fairtrial.rl.prompts import write_prompts
 from fairtrial.rl.reward import RewardFunction, reward

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fairtrial.analysis.metrics import UNIT, Range, widen
 from fairtrial.errors import ConfigurationError
-from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.reports.figures.metrics import UNIT, Range, widen
+from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.store.protocol import REWARD_PLACE, ScoreRow, split_facts
 
 BUILT_IN = ("reward", "value", "passed")

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.rl.chat import ChatRow
 from fairtrial.rl.prompts import prompt_maker
 from fairtrial.rl.reward import reward, sample_text

@@ -11,17 +11,17 @@ from typing import Any
 
 import anyio
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.offload import DaemonThreads
+from fairtrial.base.sync_bridge import blocking_portal
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.trajectory import ToolCall
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.agent import AGENT, AgentParts, open_environment
 from fairtrial.models.tool_calls import ToolCaller
 from fairtrial.models.tools import Tool, as_tools
-from fairtrial.offload import DaemonThreads
-from fairtrial.session.events import ToolInvoked
-from fairtrial.session.trajectory import ToolCall
 from fairtrial.suites.suite import EvalSuite
-from fairtrial.sync_bridge import blocking_portal
 from fairtrial.trials.environment import tools_of
 
 WORLD = "_fairtrial_world"
@@ -59,7 +59,7 @@ def tool_rows(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
 class World:
     """The open environment of one rollout; opened when it is made.
 
-    The environment is opened and closed in one task of the event loop of `fairtrial.sync_bridge`, because context
+    The environment is opened and closed in one task of the event loop of `fairtrial.base.sync_bridge`, because context
     managers may not be left in another task than they were entered in.
 
     Attributes:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.notes import AdaptiveNote, AdaptivePair, AdaptiveRate

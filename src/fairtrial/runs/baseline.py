@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
-from fairtrial.codec import digest
+from fairtrial.base.codec import digest
 from fairtrial.runs.callables import Description, describe
 from fairtrial.runs.code import package_versions, project_code
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from fairtrial.codec import canonical
-from fairtrial.types import JSON
+from fairtrial.base.codec import canonical
+from fairtrial.base.types import JSON
 
 
 @lru_cache(maxsize=4096)

@@ -34,11 +34,11 @@ from types import (
 )
 from typing import Any
 
-from fairtrial.codec import canonical, digest
+from fairtrial.base.codec import canonical, digest
+from fairtrial.base.types import JSON
 from fairtrial.runs.bytecode import bytecode_digest, names_used
 from fairtrial.runs.code import file_name, is_library, project_root, source_file
 from fairtrial.store.redact import current, kind_of_variable, looks_like_secret
-from fairtrial.types import JSON
 
 HOOK = "__fairtrial_identity__"
 """The name of a method that returns the identity of an object as JSON, instead of its attributes."""
@@ -48,7 +48,7 @@ _SAFE = 2**53
 # Our own classes whose attributes are parameters; those of others (limiters, stores) are state.
 _PARAMETERS = (
     "fairtrial.scoring.",
-    "fairtrial.judging.",
+    "fairtrial.models.judges.",
     "fairtrial.models.prompt.",
     "fairtrial.models.tools.",
     "fairtrial.models.main_loop.",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fairtrial.analysis.experiment import TotalsAnalysis
-from fairtrial.frozen import FrozenDict
+from fairtrial.base.frozen import FrozenDict
+from fairtrial.reports.figures.experiment import TotalsAnalysis
 from fairtrial.runs.adaptive import scored_again
 from fairtrial.runs.events import EvalRunCompleted, ExperimentFigures
 from fairtrial.runs.retries import altered_input
@@ -47,7 +47,7 @@ def write_column_file(store: RunStore, run: RunRecord) -> None:
     """Write the column file of a large run that has ended, so that its first report is quick."""
     if run.finished_at is not None and run.planned >= column_cache.WRITTEN_AT_THE_END:
         # numpy takes longer to load than a small run takes.
-        from fairtrial.analysis.column_file import write_columns
+        from fairtrial.reports.figures.column_file import write_columns
 
         write_columns(store, run)
 

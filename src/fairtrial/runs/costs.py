@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fairtrial.base.offload import on_trio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
-from fairtrial.offload import on_trio
 from fairtrial.runs.events import log
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.run_trial import TrialRules

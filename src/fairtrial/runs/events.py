@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fairtrial.base.formatting import count
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.sample import Sample
-from fairtrial.formatting import count
-from fairtrial.frozen import EMPTY
-from fairtrial.session.dispatcher import ControlDispatcher
+from fairtrial.data.session.dispatcher import ControlDispatcher
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import RedactingFilter
 from fairtrial.trials.keys import TrialKey

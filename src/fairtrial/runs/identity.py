@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from uuid import uuid4
 
-from fairtrial.analysis.analysis_plan import AnalysisPlan
-from fairtrial.analysis.metrics import ERRORS
-from fairtrial.codec import digest, from_json, to_json
+from fairtrial.base.codec import digest, from_json, to_json
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.types import JSON
 from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
-from fairtrial.frozen import EMPTY
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs.baseline import SuiteCode, describe_code
 from fairtrial.runs.plan_notes import add_plan, name_earlier_runs, plan_note
 from fairtrial.runs.request import RunRequest
@@ -21,7 +22,6 @@ from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
-from fairtrial.types import JSON
 
 _SETTINGS = ("seed", "timeout_seconds", "max_retries", "max_output_bytes", "refusals")
 """The settings that influence the outcome of a trial."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fairtrial.offload import loop_caller
+from fairtrial.base.offload import loop_caller
 from fairtrial.runs.events import log
 from fairtrial.trials.task import ResolvedTask
 

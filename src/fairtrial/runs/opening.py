@@ -7,8 +7,8 @@ from itertools import islice
 
 import anyio
 
+from fairtrial.base.offload import in_thread
 from fairtrial.errors import RunBusyError
-from fairtrial.offload import in_thread
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import refuse_clusters
 from fairtrial.runs.costs import check_inputs, check_prices

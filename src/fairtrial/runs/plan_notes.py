@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from fairtrial.analysis.analysis_plan import AnalysisPlan
-from fairtrial.codec import to_json
-from fairtrial.formatting import count
+from fairtrial.base.codec import to_json
+from fairtrial.base.formatting import count
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.store.notes import PlanNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 

@@ -17,9 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fairtrial.formatting import money
-from fairtrial.rates import rate_bounds
-from fairtrial.render.safe_text import plain
+from fairtrial.base.formatting import money
+from fairtrial.base.rates import rate_bounds
+from fairtrial.reports.render.safe_text import plain
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
 

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.data.dataset import Dataset
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.runs.baseline import Baseline, SuiteCode
 from fairtrial.runs.events import Observers
 from fairtrial.scoring.evaluator import Scorer

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from fairtrial.codec import canonical, to_json
+from fairtrial.base.codec import canonical, to_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.fingerprint import sample_content
 from fairtrial.data.sample import Sample

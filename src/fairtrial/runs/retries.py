@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fairtrial.data.dataset import Dataset
+from fairtrial.data.session.snapshot import restore_session
 from fairtrial.runs.plan import PlannedTrial, StoredTrials
-from fairtrial.session.snapshot import restore_session
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.trials.run_trial import TrialRules, score_again

@@ -27,8 +27,8 @@ from uuid import uuid4
 import anyio
 from anyio import to_thread
 
+from fairtrial.base.offload import loop_caller
 from fairtrial.errors import RunBusyError, StoreError, StoreUnavailableError
-from fairtrial.offload import loop_caller
 from fairtrial.runs.events import log
 from fairtrial.runs.writer import ask_store
 from fairtrial.store.protocol import RunOwner, RunRecord, RunStatus, RunStore

@@ -13,14 +13,13 @@ from typing import Any, Protocol
 
 import anyio
 
-from fairtrial.analysis.metrics import ERRORS
+from fairtrial.base.isolation import IsolatedRunner
+from fairtrial.base.metrics import RunProgress, track_run
+from fairtrial.base.offload import DaemonThreads, in_thread, loop_caller
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
-from fairtrial.isolation import IsolatedRunner
-from fairtrial.judging.rebuild import judge_notes
-from fairtrial.logs import log_fields
-from fairtrial.metrics import RunProgress, track_run
-from fairtrial.offload import DaemonThreads, in_thread, loop_caller
+from fairtrial.models.judges.rebuild import judge_notes
+from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow
 from fairtrial.runs.baseline import Baseline, describe_code
@@ -41,6 +40,7 @@ from fairtrial.runs.events import (
     log,
 )
 from fairtrial.runs.identity import ResumedRun
+from fairtrial.runs.logs import log_fields
 from fairtrial.runs.loop_watch import watch_event_loop
 from fairtrial.runs.opening import Opening, open_requested, wait_for_other
 from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials

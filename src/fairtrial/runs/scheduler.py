@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from fairtrial.analysis.error_groups import error_key, error_line, error_location, plain_error
-from fairtrial.analysis.metrics import ERRORS
+from fairtrial.base.formatting import money
+from fairtrial.base.metrics import TRIAL_SECONDS, RunProgress
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import money
-from fairtrial.logs import trial_fields
-from fairtrial.metrics import TRIAL_SECONDS, RunProgress
+from fairtrial.reports.figures.error_groups import error_key, error_line, error_location, plain_error
+from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.costs import GIVE_PRICES
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
+from fairtrial.runs.logs import trial_fields
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.writer import Writer

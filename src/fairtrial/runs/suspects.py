@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import anyio
 from anyio import to_thread
 
-from fairtrial.backoff import retry_while_unavailable
-from fairtrial.isolation import ChildDiedError, NotSendableError
+from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.isolation import ChildDiedError, NotSendableError
 from fairtrial.runs.events import log
 from fairtrial.runs.plan import PlannedTrial, missing_ordinals, missing_trials
 from fairtrial.runs.request import RunRequest

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 
+from fairtrial.base.sync_bridge import StopSignals, blocking_portal
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current
-from fairtrial.sync_bridge import StopSignals, blocking_portal
 
 _SETTLE_SECONDS = 60.0
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fairtrial.lazy import lazy_names
+from fairtrial.base.lazy import lazy_names
 from fairtrial.scoring.behaviour import (
     SessionEvaluator,
     all_tools_succeeded,

@@ -7,11 +7,11 @@ from typing import Any, TypeAliasType
 
 from typing_extensions import TypeVar
 
+from fairtrial.data.session.events import PromptExecuted, ToolInvoked
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError, NothingToScoreError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
-from fairtrial.session.events import PromptExecuted, ToolInvoked
-from fairtrial.session.views import SessionView
 
 _O = TypeVar("_O", default=Any)
 _E = TypeVar("_E", default=Any)

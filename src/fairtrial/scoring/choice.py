@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fairtrial.base.frozen import first_is
 from fairtrial.data.sample import Sample
-from fairtrial.frozen import first_is
+from fairtrial.data.session.views import SessionView
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.text import text_of
-from fairtrial.session.views import SessionView
 
 _LETTERS = string.ascii_uppercase
 # Repetitions are bounded, so that a search stays linear in the length of the output.

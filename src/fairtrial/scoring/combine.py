@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.evaluator import (
     Case,
@@ -25,7 +26,6 @@ from fairtrial.scoring.evaluator import (
 )
 from fairtrial.scoring.evaluator import evaluator as mark_evaluator
 from fairtrial.scoring.score import Score, mean_value, merge, weighted_mean
-from fairtrial.session.views import SessionView
 
 type _Parts = Sequence[tuple[str, Score]]
 

@@ -30,15 +30,15 @@ from uuid import UUID
 
 from typing_extensions import TypeVarTuple
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.isolation import check_sendable
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, Trajectory, chat_messages
+from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, ConfigurationError, NothingToScoreError
-from fairtrial.frozen import EMPTY
-from fairtrial.isolation import check_sendable
 from fairtrial.scoring.score import Score, mean_value, merge
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, Trajectory, chat_messages
-from fairtrial.session.views import RecordedView, SessionView
 
 type Form = Literal["plain", "session", "context", "trajectory"]
 type Role = Literal["output", "expected", "input", "sample", "session", "context", "trajectory", "environment"]
@@ -351,8 +351,8 @@ class Leaf(Scorer):
 
 def call_by_hand[T](call: Callable[[], Coroutine[Any, Any, T]]) -> T | Coroutine[Any, Any, T]:
     """Call async code of an evaluator: returns an awaitable in async code, and the result in ordinary code."""
-    from fairtrial.offload import in_event_loop  # Not at the top: `import fairtrial` loads no event loop.
-    from fairtrial.sync_bridge import call_sync
+    from fairtrial.base.offload import in_event_loop  # Not at the top: `import fairtrial` loads no event loop.
+    from fairtrial.base.sync_bridge import call_sync
 
     return call() if in_event_loop() else call_sync(call)
 

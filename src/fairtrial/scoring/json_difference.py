@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import CodecError, ConfigurationError, NothingToScoreError
-from fairtrial.frozen import EMPTY
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.numeric import is_within
 from fairtrial.scoring.score import Metric, Score

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fairtrial.codec import to_json
-from fairtrial.frozen import EMPTY, FrozenDict, freeze
-from fairtrial.types import JSON
+from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import EMPTY, FrozenDict, freeze
+from fairtrial.base.types import JSON
 
 SHARE = (0.0, 1.0)
 """The bounds of a metric that is a share or a score."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairtrial.codec import parse_json, to_json
-from fairtrial.codec.escape import restore
+from fairtrial.base.codec import parse_json, to_json
+from fairtrial.base.codec.escape import restore
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.trajectory import ToolCall
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.structure import same_json
-from fairtrial.session.events import ToolInvoked
-from fairtrial.session.trajectory import ToolCall
-from fairtrial.session.views import SessionView
 
 type Order = Literal["exact", "in_order", "any_order"]
 type Arguments = Literal["exact", "subset", "ignore"]

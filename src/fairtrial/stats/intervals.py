@@ -9,7 +9,7 @@ from math import ceil, floor, sqrt
 import numpy as np
 from scipy.special import betaincinv
 
-from fairtrial.rates import FEW_OUTCOMES, wilson_bounds
+from fairtrial.base.rates import FEW_OUTCOMES, wilson_bounds
 from fairtrial.stats._arrays import (
     Clusters,
     FloatArray,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, stdtrit
 
-from fairtrial.rates import wilson_bounds
+from fairtrial.base.rates import wilson_bounds
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,

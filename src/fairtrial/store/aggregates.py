@@ -22,13 +22,13 @@ from sqlalchemy import (
     select,
 )
 
-from fairtrial.codec import canonical, decode
-from fairtrial.codec.escape import escape_text
+from fairtrial.base.codec import canonical, decode
+from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.types import JSON
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, NOT_RUN, OUTCOME_NAMES, text_of
 from fairtrial.store.schema import results, runs, samples
 from fairtrial.store.totals import TotalsBuilder, analysed_samples, unequal
-from fairtrial.types import JSON
 
 _LATENCY = func.sum(results.c.latency_ms)
 # Latency and ordinal in one number: see `totals.pack`.

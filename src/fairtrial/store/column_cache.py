@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fairtrial.codec import digest
+from fairtrial.base.codec import digest
 from fairtrial.data.index import cache_folder
 from fairtrial.store.protocol import RunRecord, SampleMeans, Totals
 

@@ -6,8 +6,8 @@ import threading
 
 import zstandard
 
+from fairtrial.base.foreign import SETTING, ExpansionBudget, expand, limit_factor
 from fairtrial.errors import CodecError, DataError, StoreError
-from fairtrial.foreign import SETTING, ExpansionBudget, expand, limit_factor
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 # Smaller data is not worth the time of compression.

@@ -10,7 +10,7 @@ from itertools import batched
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.store.protocol import RunRecord, RunStore

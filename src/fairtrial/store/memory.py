@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import canonical, decode, dumps
-from fairtrial.codec.escape import escape_text
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.codec import canonical, decode, dumps
+from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
-from fairtrial.frozen import EMPTY
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.views import RecordedView, SessionView
 from fairtrial.store.previews import TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import (
     NO_SAMPLES,
@@ -71,7 +72,6 @@ from fairtrial.store.sample_hashes import sample_hashes
 from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, analysed_samples, unequal
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.types import JSON
 
 _COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}
 _READ = tuple(_COLUMN[name] for name in READ_RESULT)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack
 
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.types import JSON
 from fairtrial.errors import ConfigurationError, StoreError
-from fairtrial.frozen import EMPTY
 from fairtrial.trials.stopping import StopWhen
-from fairtrial.types import JSON
 
 
 @dataclass(frozen=True, slots=True)

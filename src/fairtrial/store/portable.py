@@ -11,7 +11,7 @@ from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.codec import dumps
+from fairtrial.base.codec import dumps
 from fairtrial.errors import StoreError
 from fairtrial.store.protocol import RunRecord, RunStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from fairtrial.codec.escape import restore_text
+from fairtrial.base.codec.escape import restore_text
 from fairtrial.trials.result import Outcome
 
 MAX_METADATA = 4_000

@@ -13,15 +13,15 @@ from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
+from fairtrial.base.frozen import EMPTY, FrozenDict, first_is
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, FrozenDict, first_is
-from fairtrial.session.views import SessionView
 from fairtrial.store.notes import RunNotes
 from fairtrial.store.previews import TrialPreview
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.types import JSON
 
 type RunStatus = Literal["running", "finished", "interrupted", "incomplete", "unscored", "stopped"]
 """A run is `finished` when the store has a result for every trial of its plan. `interrupted`, `incomplete` and

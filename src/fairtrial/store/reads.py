@@ -19,12 +19,13 @@ from sqlalchemy import (
     select,
 )
 
-from fairtrial.codec.escape import escape_text
+from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import StoreError, UnknownRunError
-from fairtrial.frozen import EMPTY
-from fairtrial.session.snapshot import restore_session
-from fairtrial.session.views import RecordedView, SessionView
 from fairtrial.store import aggregates, numbers
 from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
@@ -54,7 +55,6 @@ from fairtrial.store.sample_hashes import sample_hashes
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
 from fairtrial.store.totals import MetricSums
 from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.types import JSON
 
 _PAGE = 256  # Results with their outputs, which may be large.
 _SLIM_PAGE = 5_000  # Rows of a few numbers.

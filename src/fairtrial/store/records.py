@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.codec import decode, dumps
-from fairtrial.codec.escape import escape_text
+from fairtrial.base.codec import decode, dumps
+from fairtrial.base.codec.escape import escape_text
 from fairtrial.errors import RunBusyError, StoreError
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.store.redact import Redactor, refuse_secret

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import quote, quote_plus, unquote
 
-from fairtrial.codec.escape import escape_text
+from fairtrial.base.codec.escape import escape_text
 from fairtrial.errors import SecretInDataError
 from fairtrial.store.credential_formats import (
     find_credentials,

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from fairtrial.codec import decode, dumps
-from fairtrial.codec.encode import compact
-from fairtrial.codec.escape import MARK, escape_text, restore_text
+from fairtrial.base.codec import decode, dumps
+from fairtrial.base.codec.encode import compact
+from fairtrial.base.codec.escape import MARK, escape_text, restore_text
+from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import NOT_GIVEN, Sample
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import CodecError, StoreError
-from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.scoring.score import SHARE, Metric, Score
-from fairtrial.session.events import TokenUsage
-from fairtrial.session.views import SessionView
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, ScoreRow, split_facts
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.sample_hashes import input_hash
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
-from fairtrial.types import JSON
 
 OUTCOMES: dict[Outcome, int] = {
     "scored": 1,

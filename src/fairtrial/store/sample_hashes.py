@@ -6,7 +6,7 @@ import json
 from hashlib import blake2b
 from typing import Any
 
-from fairtrial.codec import canonical, decode
+from fairtrial.base.codec import canonical, decode
 
 UNKNOWN = -(1 << 63)
 """Stands for the hash of what is not stored."""

@@ -31,9 +31,10 @@ from sqlalchemy import (
     update,
 )
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import decode, dumps
-from fairtrial.codec.escape import escape_text
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.codec import decode, dumps
+from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store.column_cache import delete_columns
@@ -75,7 +76,6 @@ from fairtrial.store.upkeep import (
     vacuum,
 )
 from fairtrial.trials.result import EvalResult
-from fairtrial.types import JSON
 
 # Built once: building a statement takes longer than executing this one.
 _RUN_STATE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fairtrial.frozen import EMPTY
+from fairtrial.base.frozen import EMPTY
 from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals, split_facts
 from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS, read_endings
 from fairtrial.trials.result import Outcome

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.trajectory import Trajectory
+from fairtrial.data.session.views import SessionView
 from fairtrial.scoring.evaluator import EvalContext, Scorer
 from fairtrial.scoring.score import Score
-from fairtrial.session.trajectory import Trajectory
-from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
 
 type Assessment = Score | bool | float | Mapping[str, Any] | Sequence[Score]

@@ -12,7 +12,7 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 
-from fairtrial.offload import loop_caller, on_trio
+from fairtrial.base.offload import loop_caller, on_trio
 from fairtrial.runs.events import log
 from fairtrial.runs.runner import OnResult
 from fairtrial.trials.result import EvalResult

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 import anyio
 from typing_extensions import TypeVar
 
-from fairtrial.analysis.analysis_plan import AnalysisPlan
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MailboxError
-from fairtrial.frozen import EMPTY
 from fairtrial.models.main_loop import prompt_task
-from fairtrial.report.report import EvalReport
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+from fairtrial.reports.report import EvalReport
 from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.events import Observer
 from fairtrial.runs.identity import identify
@@ -32,7 +33,6 @@ from fairtrial.scoring.evaluator import Evaluator, Scorer, name_of, resolve
 from fairtrial.store import open_store
 from fairtrial.store.memory import MemoryStore
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
-from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult, OutputT
@@ -63,8 +63,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: The model that answers the prompt; also passed to evaluators with an `adapter` parameter.
         lifespan: A function that returns a context manager; its value is shared by all trials as `ctx.shared`.
         version: The version of the code; by default a hash of the project's files.
-        traces: Collects the spans of the application under test, such as `fairtrial.tracing.TraceReceiver`; they become
-            events of the trials' sessions.
+        traces: Collects the spans of the application under test, such as
+            `fairtrial.integrations.tracing.TraceReceiver`; they become events of the trials' sessions.
     """
 
     @overload

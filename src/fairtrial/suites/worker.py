@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial.base.isolation.child import emit
+from fairtrial.base.offload import DaemonThreads
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.ops.group import LoopGroup
@@ -24,11 +26,9 @@ from fairtrial.fleet.queues import Broker, connect_broker
 from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.eval_loop import EvalLoop
 from fairtrial.fleet.worker.isolated import ExecuteInChild, emit_answers
-from fairtrial.isolation.child import emit
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
-from fairtrial.offload import DaemonThreads
 from fairtrial.runs.identity import identify
 from fairtrial.runs.runner import open_lifespan, receive_traces
 from fairtrial.store import open_store

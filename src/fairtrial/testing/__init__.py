@@ -1,23 +1,21 @@
-"""Test utilities: fakes, checks for your own mailboxes, a test model server, and suites as pytest tests."""
+"""Test utilities: fakes, checks for your own mailboxes, and suites as pytest tests."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairtrial.lazy import lazy_names
+from fairtrial.base.lazy import lazy_names
 from fairtrial.testing.fakes import FakeClock, session_of
 
 if TYPE_CHECKING:
     from fairtrial.testing.assertions import assert_eval, eval_test
     from fairtrial.testing.cases import eval_cases
     from fairtrial.testing.environments import check_environment
-    from fairtrial.testing.model_server import ModelServer
 
-__all__ = ["FakeClock", "ModelServer", "assert_eval", "check_environment", "eval_cases", "eval_test", "session_of"]
+__all__ = ["FakeClock", "assert_eval", "check_environment", "eval_cases", "eval_test", "session_of"]
 
 if not TYPE_CHECKING:  # Loaded on first use: a test of an evaluator needs no statistics and no server.
     _MODULES = {
-        "ModelServer": "model_server",
         "assert_eval": "assertions",
         "check_environment": "environments",
         "eval_cases": "cases",

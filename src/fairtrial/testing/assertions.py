@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
-from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.errors import ConfigurationError, RunMismatchError
-from fairtrial.render.safe_text import plain
-from fairtrial.report import EvalReport, ExperimentReport
-from fairtrial.report.gate import GateResult, gate
+from fairtrial.reports import EvalReport, ExperimentReport
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.gate import GateResult, gate
+from fairtrial.reports.render.safe_text import plain
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites import EvalSuite
 

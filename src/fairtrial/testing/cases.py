@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairtrial.analysis.gate_rules import GateRules
-from fairtrial.codec import decode, dumps
+from fairtrial.base.codec import decode, dumps
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.render.safe_text import plain
-from fairtrial.report import EvalReport
-from fairtrial.report.gate import gate
+from fairtrial.reports import EvalReport
+from fairtrial.reports.figures.rules import GateRules
+from fairtrial.reports.gate.gate import gate
+from fairtrial.reports.render.safe_text import plain
 from fairtrial.scoring.score import Score
 from fairtrial.suites import EvalSuite
 from fairtrial.testing.assertions import Inconclusive, current_session, gate_line, gate_rules

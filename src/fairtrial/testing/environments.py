@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.sync_bridge import call_sync
 from fairtrial.errors import CodecError, FairtrialError
 from fairtrial.models.tools import as_tools
-from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.environment import EnvironmentRegistry, close_environment, tools_of
 
 type Step = tuple[str, Mapping[str, Any]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fairtrial.frozen import EMPTY
-from fairtrial.session.session import Session
-from fairtrial.session.views import RecordedView
+from fairtrial.base.frozen import EMPTY
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.views import RecordedView
 
 
 def session_of(*events: object, tags: Mapping[str, str] = EMPTY) -> RecordedView:

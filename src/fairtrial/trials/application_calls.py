@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fairtrial.codec import from_json
-from fairtrial.session.conversation import ConversationLog, identity_of
-from fairtrial.session.events import PromptExecuted, ToolInvoked
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.session.views import Envelope, RecordedView, kind_of
+from fairtrial.base.codec import from_json
+from fairtrial.data.session.conversation import ConversationLog, identity_of
+from fairtrial.data.session.events import PromptExecuted, ToolInvoked
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.views import Envelope, RecordedView, kind_of
 
 _PROMPT_EXECUTED, _TOOL_INVOKED, _MESSAGE = kind_of(PromptExecuted), kind_of(ToolInvoked), kind_of(ChatMessage)
 

@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.views import Envelope
 from fairtrial.errors import FairtrialError
-from fairtrial.session.session import Session
-from fairtrial.session.views import Envelope
 from fairtrial.trials.application_calls import ApplicationCalls
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey

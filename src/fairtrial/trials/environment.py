@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
-from fairtrial.codec import from_json, to_json
-from fairtrial.codec.encode import SPARSE
+from fairtrial.base.codec import from_json, to_json
+from fairtrial.base.codec.encode import SPARSE
+from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import CodecError, ConfigurationError, EnvironmentMismatchError
-from fairtrial.frozen import EMPTY
 
 
 @runtime_checkable

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fairtrial.base.frozen import EMPTY, FrozenDict, first_is, freeze
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, FrozenDict, first_is, freeze
 from fairtrial.trials.task import Task
 
 

@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 
 import anyio
 
-from fairtrial.codec import from_json
+from fairtrial.base.codec import from_json
+from fairtrial.base.isolation.runner import START_SECONDS
 from fairtrial.data.sample import Sample
-from fairtrial.isolation.runner import START_SECONDS
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial

@@ -11,16 +11,16 @@ from uuid import UUID
 
 from typing_extensions import TypeVar
 
+from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments
+from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.events import NO_USAGE, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.trajectory import Trajectory
+from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import FairtrialError
-from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments
 from fairtrial.scoring.score import Score, mean_value, merge, outer_names
-from fairtrial.session.events import NO_USAGE, TokenUsage
-from fairtrial.session.session import Session
-from fairtrial.session.trajectory import Trajectory
-from fairtrial.session.views import RecordedView, SessionView
 from fairtrial.trials.keys import TrialKey
-from fairtrial.types import JSON
 
 type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
 """How a trial ended. Only "scored" has a score."""

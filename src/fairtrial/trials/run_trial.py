@@ -22,20 +22,20 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from fairtrial.backoff import longest_pause
-from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import canonical, dumps, from_json, to_json
-from fairtrial.codec.escape import MARK
+from fairtrial.base.backoff import longest_pause
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.codec import canonical, dumps, from_json, to_json
+from fairtrial.base.codec.escape import MARK
+from fairtrial.base.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
+from fairtrial.base.isolation.runner import START_SECONDS
+from fairtrial.base.offload import DaemonThreads, TimeLimit, on_trio, supervise
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.dispatcher import ControlDispatcher
+from fairtrial.data.session.events import TraceIncomplete
+from fairtrial.data.session.session import NO_CALLS, Session
+from fairtrial.data.session.views import Envelope, RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, ModelRefusedError, is_programming_error
-from fairtrial.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
-from fairtrial.isolation.runner import START_SECONDS
-from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, supervise
 from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
-from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.events import TraceIncomplete
-from fairtrial.session.session import NO_CALLS, Session
-from fairtrial.session.views import Envelope, RecordedView
 from fairtrial.trials.application_calls import without_recorded
 from fairtrial.trials.context import TrialContext, _current, call_task_in_child
 from fairtrial.trials.experiment import Experiment

@@ -23,11 +23,11 @@ from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 from uuid import UUID
 
-from fairtrial.codec import from_json, to_json
+from fairtrial.base.codec import from_json, to_json
+from fairtrial.base.frozen import FrozenDict, FrozenList
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.views import kind_of, same_kind
 from fairtrial.errors import CodecError, ConfigurationError
-from fairtrial.frozen import FrozenDict, FrozenList
-from fairtrial.session.views import kind_of, same_kind
 
 type TypeName = str | list[Any]
 """The name of a value's type: empty for plain JSON, `module:Name` for a class whose parts are plain JSON, else a list

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, overload
 
+from fairtrial.base.isolation import check_sendable
 from fairtrial.errors import ConfigurationError
-from fairtrial.isolation import check_sendable
 from fairtrial.scoring.evaluator import is_async_callable, name_of, warn_of_binding
 
 type Task = Callable[..., Any]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
-from fairtrial.session.views import Envelope
+from fairtrial.data.session.views import Envelope
 from fairtrial.trials.keys import TrialKey
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fairtrial.foreign import HEAD_SECONDS
+from fairtrial.base.foreign import HEAD_SECONDS
 
 MAX_ANONYMOUS = 64
 _numbers = count()
@@ -45,7 +45,7 @@ class ViewConnection(H11Protocol):
 
     def _note_session(self) -> None:
         scope: Any = self.scope
-        if scope is not None and scope.get("fairtrial.session") is not None:
+        if scope is not None and scope.get("fairtrial.data.session") is not None:
             self._had_session = True
 
     def _is_anonymous(self) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fairtrial import formatting
-from fairtrial.codec import to_json
-from fairtrial.render.session_text import event_text, value_text
-from fairtrial.session.views import JUDGE, Envelope
+from fairtrial.base import formatting
+from fairtrial.base.codec import to_json
+from fairtrial.data.session.views import JUDGE, Envelope
+from fairtrial.reports.render.session_text import event_text, value_text
 from fairtrial.viewer.text import json_text
 
 PAGE_EVENTS = 5_000

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fairtrial.foreign import BODY_SECONDS
+from fairtrial.base.foreign import BODY_SECONDS
 from fairtrial.viewer.access import Access, Visitor
 
 POLICY = (
@@ -130,7 +130,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_missing(message.get("headers", ()))]
             await send(message)
 
-        scope["fairtrial.session"] = self._session(headers)
+        scope["fairtrial.data.session"] = self._session(headers)
         await (self._sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
 
     def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fairtrial.base.types import JSON
 from fairtrial.errors import ConfigurationError
-from fairtrial.judging.judge import PASSING_RATINGS, RATING_VALUES
+from fairtrial.models.judges.judge import PASSING_RATINGS, RATING_VALUES
 from fairtrial.store.notes import SKIP, ReviewNote, ReviewScale
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.keys import TrialKey
-from fairtrial.types import JSON
 
 COMMENT, PICKED, LOOKED = "~comment:", "~picked:", "~looked:"
 """Names of what is no verdict on a drawn trial, as `SKIP`, each before the name of a review."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairtrial.analysis.trial_columns import Condition, TrialColumns
-from fairtrial.codec import digest
-from fairtrial.render.session_text import value_text
+from fairtrial.base.codec import digest
+from fairtrial.base.types import JSON
+from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
+from fairtrial.reports.render.session_text import value_text
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.types import JSON
 from fairtrial.viewer.question import Question
 
 BUILT_HERE = 20_000

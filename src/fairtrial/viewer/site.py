@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.errors import FairtrialError
-from fairtrial.report.rerun import rerun_command
+from fairtrial.reports.rerun import rerun_command
 from fairtrial.store.export import opened
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome

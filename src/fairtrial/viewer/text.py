@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fairtrial.codec import to_json
-from fairtrial.render.document import Document
-from fairtrial.render.html import document_parts
-from fairtrial.render.safe_text import lines
+from fairtrial.base.codec import to_json
+from fairtrial.reports.render.document import Document
+from fairtrial.reports.render.html import document_parts
+from fairtrial.reports.render.safe_text import lines
 
 SHOWN = 40_000
 """Characters of one text that a page shows; the rest is a link away."""

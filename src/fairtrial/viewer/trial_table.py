@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairtrial.analysis.trial_columns import TrialColumns
-from fairtrial.render.session_text import value_text
+from fairtrial.reports.figures.trial_columns import TrialColumns
+from fairtrial.reports.render.session_text import value_text
 from fairtrial.store.rows import OUTCOMES
 from fairtrial.viewer.question import PAGE, STATES, Place, Question
 

@@ -19,9 +19,9 @@ from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.question import read_question
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.comparison import ComparisonRecord
-    from fairtrial.analysis.pairing import ChangeKind
-    from fairtrial.analysis.source import ExperimentSource
+    from fairtrial.reports.compare.comparison import ComparisonRecord
+    from fairtrial.reports.compare.pairing import ChangeKind
+    from fairtrial.reports.figures.source import ExperimentSource
 
 CHANGES: tuple[ChangeKind, ...] = ("lost", "gained", "changed")
 """The kinds of changes of which the samples are shown, in this order."""
@@ -68,9 +68,6 @@ class Jobs:
 
     def _start(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Load what statistics need, so that the first page does not wait for it."""
-        import fairtrial.analysis.figures
-        import fairtrial.render.documents
-        import fairtrial.report.compare  # noqa: F401
 
         return {}
 
@@ -78,9 +75,9 @@ class Jobs:
         return self._store.get_run(job[name])
 
     def _report(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        from fairtrial.render.document import Cases, Document
-        from fairtrial.render.documents import IN_HTML, document_of
-        from fairtrial.report.report import EvalReport
+        from fairtrial.reports.render.document import Cases, Document
+        from fairtrial.reports.render.documents import IN_HTML, document_of
+        from fairtrial.reports.report import EvalReport
         from fairtrial.viewer.text import fragment
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
@@ -90,7 +87,7 @@ class Jobs:
         return {"about": list(document.about), "html": str(made), "json": report.to_json()}
 
     def _rates(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        from fairtrial.report.report import EvalReport
+        from fairtrial.reports.report import EvalReport
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
         return {"rates": {name: _estimate(report[name].figures.get("pass_rate")) for name in report.experiments}}
@@ -113,10 +110,10 @@ class Jobs:
         return {"rates": {name: _estimate(rate) for name, rate in columns.select(*conditions).pass_rates().items()}}
 
     def _compare(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        from fairtrial.render.document import Cases, Document
-        from fairtrial.render.documents import IN_HTML, document_of
-        from fairtrial.report.compare import compare
-        from fairtrial.report.report import EvalReport
+        from fairtrial.reports.compare.compare import compare
+        from fairtrial.reports.render.document import Cases, Document
+        from fairtrial.reports.render.documents import IN_HTML, document_of
+        from fairtrial.reports.report import EvalReport
         from fairtrial.viewer.text import fragment
 
         baseline: EvalReport[Any] = EvalReport(self._store, self._run(job, "a"))
@@ -135,11 +132,11 @@ class Jobs:
 
     def _calibration(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Compare the judge with people's labels."""
-        from fairtrial.render.calibration_document import judge_sentence
-        from fairtrial.render.document import Document
-        from fairtrial.render.documents import IN_HTML, document_of
-        from fairtrial.report.calibrate import calibrate
-        from fairtrial.report.report import EvalReport
+        from fairtrial.reports.calibrate.calibrate import calibrate
+        from fairtrial.reports.calibrate.document import judge_sentence
+        from fairtrial.reports.render.document import Document
+        from fairtrial.reports.render.documents import IN_HTML, document_of
+        from fairtrial.reports.report import EvalReport
         from fairtrial.viewer.text import fragment
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
@@ -195,7 +192,7 @@ class Jobs:
 
     def _texts(self, run: RunRecord, result: Any, samples: dict[int, str]) -> list[str]:
         """Return the texts of a trial as JSON, in which a text is searched as JSON writes it."""
-        from fairtrial.codec import dumps
+        from fairtrial.base.codec import dumps
 
         place = run.split(result.ordinal)[0]
         if place not in samples:
@@ -230,7 +227,7 @@ def _changed(comparison: ComparisonRecord) -> dict[str, Any]:
 
 def _sample_places(source: ExperimentSource, ids: set[str]) -> dict[str, int]:
     """Return the places of samples in the dataset, by their ids."""
-    from fairtrial.analysis.column_reader import read_columns, sample_ordinals
+    from fairtrial.reports.figures.column_reader import read_columns, sample_ordinals
 
     known = zip(read_columns(source, metrics=()).ids, sample_ordinals(source).tolist(), strict=True)
     return {sample_id: place for sample_id, place in known if sample_id in ids}

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import uvicorn
 from agentlightning.server.app import create_app
 
-from fairtrial.testing.model_server import ModelServer
+from fairtrial.integrations.model_server import ModelServer
 from tests.rl.trainers import word_suites
 from tests.rl.trainers.checks import Checks
 

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Metric, Sample, Score
+from fairtrial.data.session import ToolInvoked
+from fairtrial.data.session.views import SessionView
 from fairtrial.models import ScriptedAdapter, agent_task
-from fairtrial.session import ToolInvoked
-from fairtrial.session.views import SessionView
 
 
 class Counter:

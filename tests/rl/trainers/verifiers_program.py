@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from fairtrial.testing.model_server import spawn_model_server
+from fairtrial.integrations.model_server import spawn_model_server
 from tests.rl.trainers import word_suites
 from tests.rl.trainers.checks import Checks
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.offload import finish, in_thread
 from fairtrial.errors import BodyError, MailboxConnectionError, MailboxFullError
 from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.offload import finish, in_thread
 from fairtrial.runs.writer import Item, commit_items
 from fairtrial.store.protocol import Committed, RunStore
 

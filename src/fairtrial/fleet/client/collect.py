@@ -12,24 +12,24 @@ from itertools import count, islice
 from typing import Any, cast
 from uuid import uuid4
 
-from fairtrial.backoff import retry_while_unavailable
-from fairtrial.codec import to_json
+from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import EMPTY
+from fairtrial.base.offload import in_thread, require_asyncio
+from fairtrial.base.sync_bridge import make_sync
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, StoreError, UnknownRunError
 from fairtrial.fleet.client.batches import acknowledge, commit, handed_back_on_error, send_all, take
 from fairtrial.fleet.client.submit import remember, submitted
 from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest, current_run_by_hand, end_run_by_hand, is_run_by_hand
-from fairtrial.frozen import EMPTY
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.offload import in_thread, require_asyncio
-from fairtrial.report.report import EvalReport
+from fairtrial.reports.report import EvalReport
 from fairtrial.runs.completion import write_column_file
 from fairtrial.runs.plan import missing_ordinals
 from fairtrial.store import open_store
 from fairtrial.store.notes import MissingNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
-from fairtrial.sync_bridge import make_sync
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult

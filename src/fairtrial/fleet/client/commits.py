@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fairtrial.base.offload import finish
 from fairtrial.fleet.client.batches import commit
 from fairtrial.fleet.client.fleet_run import FleetRun
 from fairtrial.fleet.client.ledger import Ledger
 from fairtrial.fleet.messages import EvalReply
-from fairtrial.offload import finish
 from fairtrial.runs.events import SampleEvaluated
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.retries import RetrySet

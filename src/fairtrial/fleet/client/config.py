@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fairtrial.backoff import patience_seconds
+from fairtrial.base.backoff import patience_seconds
 
 
 @dataclass(frozen=True, slots=True)

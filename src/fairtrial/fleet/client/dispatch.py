@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.offload import finish, require_asyncio
 from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError
 from fairtrial.fleet.client.commits import ResultCommitter
 from fairtrial.fleet.client.committed_results import CommittedResults
@@ -27,7 +28,6 @@ from fairtrial.fleet.client.withdrawal import withdraw_requests
 from fairtrial.fleet.log import log
 from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox.protocol import MailboxDepth
-from fairtrial.offload import finish, require_asyncio
 from fairtrial.runs.request import RunRequest
 from fairtrial.runs.retries import RetrySet
 from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, carry_out

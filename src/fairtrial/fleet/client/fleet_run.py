@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.offload import in_thread
 from fairtrial.errors import RunBusyError
 from fairtrial.fleet.client.config import DispatchConfig
 from fairtrial.fleet.client.shared_database import SharedDatabase
 from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import Mailbox
-from fairtrial.offload import in_thread
 from fairtrial.runs import run_lease
 from fairtrial.runs.runner import OpenRun
 from fairtrial.runs.writer import call_store

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+from fairtrial.base.frozen import EMPTY
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.fleet.messages import EvalReply
-from fairtrial.frozen import EMPTY
 from fairtrial.runs.plan import PlannedTrial, missing_trials
 from fairtrial.store.protocol import RunRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.errors import MailboxConnectionError, MailboxError
 from fairtrial.fleet.client.batches import acknowledge, handed_back_on_error, take
 from fairtrial.fleet.client.commits import ResultCommitter

@@ -11,17 +11,17 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.offload import in_thread, require_asyncio
+from fairtrial.base.sync_bridge import make_sync
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, UnknownRunError
 from fairtrial.fleet.client.batches import send_all
 from fairtrial.fleet.messages import EvalRequest
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox
-from fairtrial.offload import in_thread, require_asyncio
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.sync_bridge import make_sync
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, LiteralString
 
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import MailboxError
 from fairtrial.fleet.limits.postgres_statements import FORGET, LISTEN, OPEN, REFUSE, RESERVE, SPEND, SPENT
 from fairtrial.fleet.limits.servers import REMEMBERED_DAYS, CooldownState, LimitServer, Quota, ReservedBlock
 from fairtrial.mailbox.postgres import PostgresConnection
-from fairtrial.session.events import TokenUsage
 
 _FEWEST_TOKENS = 1e-6
 _ATTEMPTS = 3

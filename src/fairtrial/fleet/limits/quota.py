@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
-from fairtrial.backoff import UNAVAILABLE, backoff
+from fairtrial.base.backoff import UNAVAILABLE, backoff
 from fairtrial.errors import ConfigurationError, FairtrialError, MailboxError
 from fairtrial.fleet.limits.connections import LimitSource, LoopConnections, running_loop
 from fairtrial.fleet.limits.servers import LONGEST_COOLDOWN, CooldownState, LimitServer, Quota

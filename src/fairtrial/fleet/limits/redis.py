@@ -7,12 +7,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.fleet.limits.redis_scripts import LEASE, LISTEN, REFUSED, SPEND
 from fairtrial.fleet.limits.servers import REMEMBERED_DAYS, CooldownState, LimitServer, Quota, ReservedBlock
 from fairtrial.mailbox.redis import RedisConnection
 from fairtrial.mailbox.redis.errors import translated
 from fairtrial.mailbox.redis.scripts import LuaScript
-from fairtrial.session.events import TokenUsage
 
 
 class RedisLimits(LimitServer):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.mailbox.server import ServerConnection
-from fairtrial.session.events import TokenUsage
 
 LONGEST_COOLDOWN: Final = 120.0
 """A `retry-after` counts for at most this many seconds."""

@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from fairtrial.codec import digest
+from fairtrial.base.codec import digest
+from fairtrial.base.lru import LruCache
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError, FairtrialError, MailboxAccessError, MailboxError
 from fairtrial.fleet.limits.connections import LimitSource, LoopConnections
-from fairtrial.lru import LruCache
-from fairtrial.session.events import TokenUsage
 
 _log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, Literal
 
+from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops.group_pages import GroupPages, MailboxDepths, Watched
 from fairtrial.fleet.ops.probe import HEALTH_HOST, STALL_SECONDS, Probe
 from fairtrial.fleet.ops.signals import handle_signals
 from fairtrial.fleet.ops.supervise import Loop, LoopFactory, RestartPolicy, Supervised
 from fairtrial.fleet.ops.watchdog import Watchdog
-from fairtrial.frozen import EMPTY
 
 _log = logging.getLogger(__name__)
 

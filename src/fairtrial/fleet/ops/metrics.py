@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: those of loops, and those that `fairtrial.metrics` keeps for the whole process."""
+"""Metrics for Prometheus: those of loops, and those that `fairtrial.base.metrics` keeps for the whole process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
-from fairtrial import metrics
 from fairtrial._version import __version__
+from fairtrial.base import metrics
+from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import MissingExtraError
-from fairtrial.frozen import EMPTY
 from fairtrial.mailbox.protocol import MailboxDepth
 
 if TYPE_CHECKING:

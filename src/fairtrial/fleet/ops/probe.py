@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from fairtrial import metrics
 from fairtrial._version import __version__
+from fairtrial.base import metrics
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops.health import HealthServer, Page
 from fairtrial.fleet.ops.metrics import (

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from fairtrial.backoff import backoff
+from fairtrial.base.backoff import backoff
+from fairtrial.base.frozen import first_is
 from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
-from fairtrial.frozen import first_is
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
-from fairtrial.backoff import patience_seconds
+from fairtrial.base.backoff import patience_seconds
 from fairtrial.errors import ConfigurationError
 from fairtrial.mailbox.dead_letters import DLQPolicy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fairtrial.frozen import first_is
+from fairtrial.base.frozen import first_is
 
 
 @first_is(int)

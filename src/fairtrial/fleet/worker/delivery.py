@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from fairtrial.base.offload import DaemonThreads
 from fairtrial.errors import BodyError, StoreError
 from fairtrial.fleet.messages import EvalReply, EvalRequest, by_run
 from fairtrial.mailbox.bulk import reply_all, send_all
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.offload import DaemonThreads
 from fairtrial.runs.writer import size_of, split_batches
 from fairtrial.store.protocol import RunStore
 

@@ -22,9 +22,9 @@ from fairtrial.fleet.worker.remote import RemoteMainLoop
 from fairtrial.fleet.worker.request_handler import RequestHandler
 from fairtrial.fleet.worker.sessions import SessionStore
 from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
-from fairtrial.logs import log_fields
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox
+from fairtrial.runs.logs import log_fields
 from fairtrial.scoring.evaluator import Evaluator, Scorer
 from fairtrial.store.protocol import RunStore
 from fairtrial.trials.result import EvalResult, OutputT

@@ -10,9 +10,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from fairtrial.codec import canonical
+from fairtrial.base.codec import canonical
+from fairtrial.base.isolation import ChildDiedError, IsolatedError, NotSendableError
+from fairtrial.base.lru import LruCache
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.session import Session
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.worker.config import EvalLoopConfig
@@ -20,10 +23,7 @@ from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.isolated import ExecuteInChild, SuspectPool, emit_answers
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.remote import RemoteMainLoop, input_type_name, transport_problem
-from fairtrial.isolation import ChildDiedError, IsolatedError, NotSendableError
-from fairtrial.lru import LruCache
 from fairtrial.scoring.evaluator import resolve
-from fairtrial.session.session import Session
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult, Outcome, Stage, failed_result

@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from fairtrial.codec import decode
-from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
-from fairtrial.isolation.child import emit
+from fairtrial.base.codec import decode
+from fairtrial.base.isolation import ChildDiedError, IsolatedError, IsolatedRunner
+from fairtrial.base.isolation.child import emit
 
 type ExecuteInChild = Callable[[Sequence[Any]], None]
 """Called in a child process with several requests; executes them and emits each answer (see `emit_answers`)."""

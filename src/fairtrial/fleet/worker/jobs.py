@@ -8,13 +8,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal
 
+from fairtrial.base.offload import orphan
 from fairtrial.errors import LeaseLostError
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.lifecycle import WorkerLifecycle
 from fairtrial.fleet.worker.settlement import MessageSettler, message_fields
 from fairtrial.mailbox.lease import Lease, LeaseExtender
 from fairtrial.mailbox.protocol import Message
-from fairtrial.offload import orphan
 
 _log = logging.getLogger("fairtrial.fleet")
 

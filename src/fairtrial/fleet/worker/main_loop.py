@@ -10,7 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial.base.isolation import ChildDiedError, IsolatedRunner
 from fairtrial.data.sample import Sample
+from fairtrial.data.session.dispatcher import ControlDispatcher
+from fairtrial.data.session.session import Session
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -27,14 +30,11 @@ from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.retries import DeliveryAttempts
 from fairtrial.fleet.worker.sessions import SessionStore, discard_session
 from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
-from fairtrial.isolation import ChildDiedError, IsolatedRunner
-from fairtrial.logs import log_fields
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
-from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.session import Session
+from fairtrial.runs.logs import log_fields
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment

@@ -19,16 +19,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from fairtrial import metrics
+from fairtrial.base import metrics
+from fairtrial.base.offload import DaemonThreads, finish
 from fairtrial.errors import LeaseLostError, StoreError, StoreUnavailableError, UnknownRunError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import committed_channel
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.delivery import Delivery, ToMailbox, ToSender, ToStore
-from fairtrial.logs import trial_fields
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.mailbox.server import ServerMailbox
-from fairtrial.offload import DaemonThreads, finish
+from fairtrial.runs.logs import trial_fields
 from fairtrial.runs.run_lease import is_client_owner
 from fairtrial.store.protocol import RESUMABLE, Committed, RunStore
 from fairtrial.trials.result import EvalResult

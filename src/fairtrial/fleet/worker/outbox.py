@@ -30,9 +30,9 @@ from fairtrial.fleet.worker.delivery import Delivery
 from fairtrial.fleet.worker.execution import failed
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.retries import DeliveryAttempts, backoff
-from fairtrial.logs import trial_fields
 from fairtrial.mailbox.bulk import acknowledge_all
 from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.runs.logs import trial_fields
 from fairtrial.trials.result import EvalResult
 
 _log = logging.getLogger("fairtrial.fleet")

@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 
+from fairtrial.base.metrics import QUEUE_DELAY_SECONDS
 from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxClosedError, MailboxError
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.jobs import Handler, JobSet
 from fairtrial.fleet.worker.lifecycle import WorkerLifecycle
 from fairtrial.fleet.worker.retries import backoff
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.metrics import QUEUE_DELAY_SECONDS
 
 _log = logging.getLogger("fairtrial.fleet")
 _EMPTY_WAIT = 0.2

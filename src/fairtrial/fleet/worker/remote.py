@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from fairtrial.codec import from_json, to_json
+from fairtrial.base.codec import from_json, to_json
+from fairtrial.data.session.snapshot import restore_session
 from fairtrial.errors import (
     BodyError,
     ConfigurationError,
@@ -25,7 +26,6 @@ from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult
 from fairtrial.fleet.worker.retries import backoff
 from fairtrial.fleet.worker.sessions import SessionStore, discard_session
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.session.snapshot import restore_session
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.sample_types import KnownTypes, TypeName
 from fairtrial.trials.task import ResolvedTask, Task, resolve_task, task

@@ -6,6 +6,8 @@ import asyncio
 import time
 from dataclasses import replace
 
+from fairtrial.base.isolation import ChildDiedError
+from fairtrial.base.metrics import TRIAL_SECONDS
 from fairtrial.errors import LeaseLostError
 from fairtrial.fleet.messages import EvalRequest
 from fairtrial.fleet.worker.code_version import FingerprintCheck
@@ -14,8 +16,6 @@ from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.execution import SuspectExecutor, TrialExecutor, failed
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.outbox import Outbox
-from fairtrial.isolation import ChildDiedError
-from fairtrial.metrics import TRIAL_SECONDS
 
 
 class RequestHandler:

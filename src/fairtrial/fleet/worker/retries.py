@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.backoff import UNAVAILABLE
-from fairtrial.backoff import backoff as growing_pause
+from fairtrial.base.backoff import UNAVAILABLE
+from fairtrial.base.backoff import backoff as growing_pause
+from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import FairtrialError
 from fairtrial.fleet.worker.config import LoopConfig
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.jobs import Job
-from fairtrial.frozen import EMPTY
 
 _log = logging.getLogger("fairtrial.fleet")
 _MAX_BACKOFF = 10.0

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fairtrial.base.offload import in_thread
+from fairtrial.data.session.session import Session
 from fairtrial.errors import ConfigurationError, SessionError
 from fairtrial.fleet.log import log
-from fairtrial.offload import in_thread
-from fairtrial.session.session import Session
 from fairtrial.store.protocol import RunStore
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.logs import trial_fields
 from fairtrial.mailbox.dead_letters import DLQPolicy
 from fairtrial.mailbox.protocol import Message
 from fairtrial.mailbox.reading import RETURN_SECONDS
+from fairtrial.runs.logs import trial_fields
 from fairtrial.trials.keys import TrialKey
 
 _log = logging.getLogger("fairtrial.fleet")

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from typing import Any
 
+from fairtrial.base.sync_bridge import StopSignals, blocking_portal
 from fairtrial.fleet.worker.config import LoopConfig
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.jobs import Handler, Job, JobSet, OrphanedTasks
@@ -27,7 +28,6 @@ from fairtrial.fleet.worker.receiver import MessageReceiver
 from fairtrial.fleet.worker.settlement import MessageSettler
 from fairtrial.mailbox.dead_letters import DLQPolicy
 from fairtrial.mailbox.protocol import Mailbox
-from fairtrial.sync_bridge import StopSignals, blocking_portal
 
 _log = logging.getLogger("fairtrial.fleet")
 _BEAT_SECONDS = 1.0

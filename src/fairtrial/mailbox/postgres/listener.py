@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fairtrial.backoff import longest_pause
+from fairtrial.base.backoff import longest_pause
 from fairtrial.errors import FairtrialError
 
 _log = logging.getLogger(__name__)

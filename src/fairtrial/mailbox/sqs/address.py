@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from fairtrial.base.frozen import first_is
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import first_is
 
 MAX_POLL_SECONDS: Final = 20
 MAX_SHARDS: Final = 64

@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.loaders import Loader, create_loader
 from botocore.session import get_session as get_blocking_session
 
-from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.clock import SYSTEM_CLOCK, Clock
 from fairtrial.errors import MailboxClosedError
 from fairtrial.mailbox.server import ServerConnection
 from fairtrial.mailbox.sqs.address import MAX_POLL_SECONDS, SqsAddress

@@ -8,11 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fairtrial.base.formatting import rate
+from fairtrial.data.session.events import ToolInvoked
 from fairtrial.errors import FairtrialError
-from fairtrial.formatting import rate
-from fairtrial.render.session_text import value_text
-from fairtrial.report.run_names import RunName
-from fairtrial.session.events import ToolInvoked
+from fairtrial.reports.render.session_text import value_text
+from fairtrial.reports.run_names import RunName
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.pages.trial import verdict_of

@@ -18,14 +18,14 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from fairtrial import formatting
-from fairtrial.analysis.source import run_totals
-from fairtrial.analysis.trial_columns import TrialColumns
+from fairtrial.base import formatting
+from fairtrial.base.lru import LruCache
 from fairtrial.errors import ConfigurationError
-from fairtrial.lru import LruCache
-from fairtrial.render.html import page_style
-from fairtrial.render.safe_text import plain
-from fairtrial.report.run_names import RunName, find_run
+from fairtrial.reports.figures.source import run_totals
+from fairtrial.reports.figures.trial_columns import TrialColumns
+from fairtrial.reports.render.html import page_style
+from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.run_names import RunName, find_run
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.viewer.access import Access, Visitor
@@ -173,13 +173,13 @@ class Viewer:
     @staticmethod
     def visitor(request: Request) -> Visitor:
         """Return whose request it is."""
-        found = request.scope.get("fairtrial.session")
+        found = request.scope.get("fairtrial.data.session")
         return Visitor("") if found is None else found[0]
 
     @staticmethod
     def form_secret(request: Request) -> str:
         """Return the value that the forms of this session carry."""
-        found = request.scope.get("fairtrial.session")
+        found = request.scope.get("fairtrial.data.session")
         return Access.form_secret("" if found is None else found[1])
 
     async def state_of(self, run: RunRecord) -> tuple[Any, ...]:

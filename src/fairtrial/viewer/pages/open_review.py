@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fairtrial.analysis.review_sample import draw_trials
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.calibrate.review_sample import draw_trials
 from fairtrial.store.notes import SKIP, ReviewNote
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.viewer.pages.context import PageNotFound, Viewer

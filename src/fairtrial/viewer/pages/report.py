@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from fairtrial.errors import FairtrialError, UnknownRunError
-from fairtrial.report.rerun import rerun_command, resume_command
+from fairtrial.reports.rerun import rerun_command, resume_command
 from fairtrial.runs.run_lease import active_owner, with_current_status
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RESUMABLE, RunRecord

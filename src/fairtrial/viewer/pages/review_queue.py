@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fairtrial.codec import to_json
-from fairtrial.render.session_text import envelopes, value_text
-from fairtrial.session.views import JUDGE
+from fairtrial.base.codec import to_json
+from fairtrial.data.session.views import JUDGE
+from fairtrial.reports.render.session_text import envelopes, value_text
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import Transcript, attachments_in, transcript
 from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer

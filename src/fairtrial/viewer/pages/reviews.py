@@ -12,9 +12,9 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from fairtrial.base.rates import Z_95, wilson_bounds
 from fairtrial.errors import ConfigurationError
-from fairtrial.rates import Z_95, wilson_bounds
-from fairtrial.report.run_names import RunName
+from fairtrial.reports.run_names import RunName
 from fairtrial.store.notes import MANY_SKIPS, ReviewScale, write_notes
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.keys import TrialKey

@@ -9,13 +9,13 @@ from typing import Any, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fairtrial.analysis.experiment import TotalsAnalysis
-from fairtrial.formatting import open_range, rate
-from fairtrial.render.document import Bar
-from fairtrial.render.html import bar_svg
-from fairtrial.render.plots import IntervalRow, intervals
-from fairtrial.render.run_json import listed_run
-from fairtrial.report.rerun import resume_command
+from fairtrial.base.formatting import open_range, rate
+from fairtrial.reports.figures.experiment import TotalsAnalysis
+from fairtrial.reports.render.document import Bar
+from fairtrial.reports.render.html import bar_svg
+from fairtrial.reports.render.plots import IntervalRow, intervals
+from fairtrial.reports.render.run_json import listed_run
+from fairtrial.reports.rerun import resume_command
 from fairtrial.runs.run_lease import active_owner, with_current_status
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, Totals
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json

@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fairtrial.analysis.error_groups import error_text, traceback_of
-from fairtrial.codec import to_json
+from fairtrial.base.codec import to_json
+from fairtrial.base.formatting import cost, count, duration
 from fairtrial.errors import FairtrialError
-from fairtrial.formatting import cost, count, duration
-from fairtrial.judging.rebuild import rebuild_prompt
-from fairtrial.render.session_text import REPEATED_KEYS, envelopes, executions_text, value_text
-from fairtrial.render.trial_json import trial_record
-from fairtrial.report.rerun import rerun_command
+from fairtrial.models.judges.rebuild import rebuild_prompt
+from fairtrial.reports.figures.error_groups import error_text, traceback_of
+from fairtrial.reports.render.session_text import REPEATED_KEYS, envelopes, executions_text, value_text
+from fairtrial.reports.render.trial_json import trial_record
+from fairtrial.reports.rerun import rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult

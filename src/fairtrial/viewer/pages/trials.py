@@ -15,9 +15,9 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
-from fairtrial.analysis.trial_columns import TrialColumns
-from fairtrial.formatting import count, open_range, rate
-from fairtrial.render.trial_json import trial_record
+from fairtrial.base.formatting import count, open_range, rate
+from fairtrial.reports.figures.trial_columns import TrialColumns
+from fairtrial.reports.render.trial_json import trial_record
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question

@@ -1,5 +1,0 @@
-"""Compute the figures of stored runs: estimates, comparisons, gates, calibrations.
-
-Everything here takes an `ExperimentSource` or columns and returns records. It knows neither reports nor how anything is
-shown: `fairtrial.render` does that, and `fairtrial.report` is what people hold.
-"""

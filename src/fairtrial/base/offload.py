@@ -1,0 +1,372 @@
+"""User code that blocks or does not end, run where it cannot stop everything else.
+
+Blocking code runs in daemon threads, or in a child process (`base.isolation`). Daemon threads of our own, not a
+pool of the event loop's: a thread that hangs must keep neither the run nor the interpreter from ending. Async code that
+catches its own cancellation is orphaned: it continues to run, but nothing waits for it any more.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+import queue
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.to_thread
+
+from fairtrial.errors import ConfigurationError, FairtrialError
+
+if TYPE_CHECKING:
+    import asyncio
+
+_log = logging.getLogger("fairtrial.runs")
+_MAX_HUNG = 256
+
+
+def loop_caller() -> Callable[[Callable[[], Any]], Any]:
+    """The function that runs something on the current event loop from another thread."""
+    if on_trio():
+        import trio
+
+        return trio.lowlevel.current_trio_token().run_sync_soon
+    import asyncio
+
+    return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def on_trio() -> bool:
+    """True if this runs on trio; nobody can be on it who has not imported it."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
+def in_event_loop() -> bool:
+    """True inside a running event loop, of asyncio or of trio."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return on_trio()
+    return True
+
+
+def require_asyncio(what: str, remedy: str) -> None:
+    """Raise a ConfigurationError if this runs on trio, where `what` does not work."""
+    if on_trio():
+        raise ConfigurationError(f"{what} needs asyncio: {remedy}")
+
+
+async def in_thread[T](call: Callable[[], T]) -> T:
+    """Return the result of a call that blocks for a bounded time, such as one to a store or a file."""
+    return await anyio.to_thread.run_sync(call)
+
+
+async def finish[T](work: Coroutine[Any, Any, T], *, cancel: bool = False) -> T:
+    """Await `work` to its end even if this task is cancelled meanwhile; the cancellation is raised afterwards.
+
+    For asyncio. `work` runs in a task of its own. An anyio scope around the caller repeats its cancellation on each
+    turn of the event loop: that reaches neither `work` nor the wait for it.
+
+    Args:
+        work: What is awaited.
+        cancel: Pass a cancellation on to `work`, once, before it is awaited to its end.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if cancel:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError:
+                    pass  # Cancelled again, which changes nothing.
+        if not task.cancelled():
+            task.result()  # An error of the work takes the place of the cancellation.
+        raise
+    return task.result()
+
+
+class TimeLimit:
+    """The time limits of one piece of user code, one step after the other; `supervise` enforces them.
+
+        with limit.begin(seconds):
+            await user_code()
+        if limit.expired: ...
+
+    On asyncio a step costs nothing but two assignments until the code first waits. On trio it is a cancel scope.
+    """
+
+    __slots__ = ("_active", "_cancels", "_on_begin", "_scope", "_shielded", "abandoned", "deadline", "expired")
+
+    def __init__(self) -> None:
+        self._active = False
+        self._shielded = False
+        self._cancels = 0
+        self.deadline = math.inf  # On the clock `time.monotonic()`.
+        self._scope: anyio.CancelScope | None = None
+        self._on_begin: Callable[[], None] | None = None
+        self.expired = False
+        self.abandoned = False  # Cancelled from outside, or orphaned: nothing further is to be started.
+
+    def begin(self, seconds: float, *, shield: bool = False) -> Self:
+        """Set the limit of the next step. A shielded step is ended by its own limit alone."""
+        self.expired = False
+        self._shielded = shield
+        self.deadline = monotonic() + seconds
+        if on_trio():
+            self._scope = anyio.CancelScope(deadline=anyio.current_time() + seconds, shield=shield)
+        return self
+
+    def extend(self, seconds: float) -> None:
+        """Give the step that is under way more time."""
+        self.deadline += seconds
+        if self._scope is not None:
+            self._scope.deadline += seconds
+        if self._on_begin is not None:
+            self._on_begin()
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._scope.__enter__()
+            return
+        self._active = True
+        if self._on_begin is not None:
+            self._on_begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> bool:
+        if self._scope is not None:
+            caught = bool(self._scope.__exit__(kind, error, trace))
+            self.expired, self._scope = self._scope.cancelled_caught, None
+            return caught
+        self._active = False
+        if not self._cancels:
+            return False
+        import asyncio
+
+        self.expired = not self.abandoned
+        task = asyncio.current_task()
+        while self._cancels and task is not None:
+            self._cancels -= 1
+            task.uncancel()
+        # A further cancellation comes from elsewhere and is passed on.
+        return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+
+    def check(self) -> None:
+        """Raise if nothing further is to be started."""
+        if self.abandoned:
+            raise anyio.get_cancelled_exc_class()
+
+
+async def supervise(limit: TimeLimit, work: Coroutine[Any, Any, None], *, grace_seconds: float) -> bool:
+    """Wait for `work`, which runs user code in steps of `limit`; False if it had to be orphaned.
+
+    User code is cancelled when its time is up and again after half of `grace_seconds`. If it still goes on after the
+    other half, it catches its cancellation and is left behind. On trio that is not possible: there, a task that
+    catches every Cancelled stops the whole event loop.
+    """
+    if on_trio():
+        await work
+        return True
+    import asyncio
+
+    # Eager: a task that never waits costs no turn of the event loop.
+    task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    if task.done():
+        task.result()
+        return True
+    return await _Supervisor(limit, task, grace_seconds).wait()
+
+
+class _Supervisor:
+    """Enforces the limits of a task that waits for something."""
+
+    def __init__(self, limit: TimeLimit, task: asyncio.Task[None], grace_seconds: float) -> None:
+        self._limit = limit
+        self._task = task
+        self._half = grace_seconds / 2
+        self._loop = task.get_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self) -> bool:
+        task, limit = self._task, self._limit
+        task.add_done_callback(self._wake)
+        limit._on_begin = self._look
+        self._look()
+        try:
+            await self._ended
+            if task.done():
+                task.result()
+            return task.done()
+        except BaseException:  # We are cancelled: from here on, so is the work.
+            if not task.done():
+                with anyio.CancelScope(shield=True):
+                    await self._abandon()
+            raise
+        finally:
+            limit._on_begin = None
+            if self._timer is not None:
+                self._timer.cancel()
+            if not task.done():
+                limit.abandoned = True
+                _log.error(
+                    "user code still runs %g s after it was cancelled: it is orphaned, and its result is discarded. "
+                    "Code that catches every exception must let CancelledError through, or be run with isolate=True",
+                    2 * self._half,
+                )
+                orphan(task)
+            elif not task.cancelled():
+                task.exception()  # Seen: it is not to be logged as one that nobody retrieved.
+
+    def _wake(self, _: object = None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _look(self) -> None:
+        """Enforce the limit if it is reached, and look again when there will be something to do."""
+        if self._timer is not None:
+            self._timer.cancel()
+        limit = self._limit
+        left = limit.deadline - monotonic()
+        if left > 0:
+            self._timer = self._loop.call_later(min(left, 86400.0), self._look)
+        elif limit._cancels < 2:
+            self._cancel()
+            self._timer = self._loop.call_later(self._half, self._look)
+        else:
+            self._wake()
+
+    def _cancel(self) -> None:
+        if self._limit._active:
+            self._limit._cancels += 1
+            self._task.cancel()
+
+    async def _abandon(self) -> None:
+        """End the work because whoever waited for it is cancelled; what it opened is closed first."""
+        import asyncio
+
+        self._limit.abandoned = True
+        for _ in range(2):
+            if not self._limit._shielded:
+                self._cancel()
+            await asyncio.wait([self._task], timeout=2 * self._half)
+            if self._task.done():
+                return
+
+
+def orphan(task: asyncio.Task[Any]) -> None:
+    """Let the event loop end without a task that never ends, which `asyncio.run` would wait for."""
+    import asyncio
+    import ctypes
+
+    if task.done():
+        return
+    # The documented way out of `all_tasks()`, which `asyncio.run` cancels and waits for ("Extending asyncio", Python's
+    # documentation); there is none without the underscore.
+    asyncio._unregister_task(task)
+    # Never collected, not even as the interpreter ends: closing a coroutine runs it once more, perhaps for ever.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+    task.add_done_callback(_end_orphan)
+
+
+def _end_orphan(task: asyncio.Task[Any]) -> None:
+    import ctypes
+
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(task))
+    if not task.cancelled():
+        task.exception()
+
+
+class _Job:
+    __slots__ = ("abandoned", "call", "context", "done", "error", "result", "wake")
+
+    def __init__(self, call: Callable[[], Any], wake: Callable[[Callable[[], Any]], Any]) -> None:
+        self.call = call
+        self.context = contextvars.copy_context()
+        self.wake = wake
+        self.done = anyio.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.abandoned = False
+
+
+class DaemonThreads:
+    """Threads that are made as they are needed, reused, and never waited for at the end."""
+
+    def __init__(self) -> None:
+        self._idle: deque[queue.SimpleQueue[_Job | None]] = deque()
+        self._lock = threading.Lock()
+        self.hung = 0
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """The call's result. A cancelled wait leaves the thread behind: nothing can stop a running thread."""
+        if self.hung >= _MAX_HUNG:
+            raise FairtrialError(
+                f"{self.hung} threads hang in user code that does not return; mark it isolate=True, "
+                "which runs it in a child process that can be killed"
+            )
+        job = _Job(call, loop_caller())
+        self._queue().put(job)
+        try:
+            await job.done.wait()
+        except BaseException:
+            with self._lock:
+                if not job.done.is_set():
+                    job.abandoned = True
+                    self.hung += 1
+            raise
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                job.error = None  # The traceback holds this frame: break the circle.
+        return job.result
+
+    def _queue(self) -> queue.SimpleQueue[_Job | None]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, args=(jobs,), name="fairtrial user code", daemon=True).start()
+        return jobs
+
+    def _serve(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                job.result = job.context.run(job.call)
+            except BaseException as error:
+                job.error = error
+            with self._lock:
+                self._idle.append(jobs)
+                if job.abandoned:
+                    self.hung -= 1
+                    continue
+            try:
+                job.wake(job.done.set)
+            except RuntimeError:
+                pass  # The event loop is gone; so is whoever waited. Others may use this thread.
+
+    def __reduce__(self) -> Any:
+        return (DaemonThreads, ())  # A child process has threads of its own.
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end with the process."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().put(None)

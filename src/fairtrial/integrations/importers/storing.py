@@ -1,0 +1,173 @@
+"""Store imported runs, and write imported datasets and suites to files."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import batched
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+from fairtrial.base.codec import digest
+from fairtrial.data.sample import Sample
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.views import Envelope
+from fairtrial.errors import DataError, StoreError, UnknownRunError
+from fairtrial.integrations.importers.records import ImportedRun, ImportedSuite, ImportedTrial
+from fairtrial.store.notes import ImportNote, write_notes
+from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
+
+_BATCH = 256
+
+type State = Literal["imported", "present", "changed"]
+"""Stored by this import; already stored; already stored with other content, and not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A stored run, and whether this import or an earlier one stored it."""
+
+    run: RunRecord
+    state: State
+
+
+def store_run(store: RunStore, suite: ImportedSuite, source: ImportedRun, format: str) -> StoredRun:
+    """Store an imported run. Its id is derived from its origin, so that a second import finds the first."""
+    record = _record(suite, source, format)
+    try:
+        stored: RunRecord | None = store.get_run(record.run_id)
+    except UnknownRunError:
+        stored = None
+    if stored is not None:
+        same = _content(stored) == source.content
+        if stored.status != "running":
+            return StoredRun(stored, "present" if same else "changed")
+        if not same:  # An earlier import was interrupted, and the source has changed since.
+            store.delete_run(stored.run_id)
+            stored = None
+    run = stored or store.create_run(record)
+    samples = dict(enumerate(source.dataset))
+    store.commit(run.run_id, (), samples)
+    for results in batched(_results(run, source), _BATCH):
+        places = {run.split(result.ordinal)[0] for result in results}
+        refused = store.commit(run.run_id, results, {place: samples[place] for place in places}).refused
+        if refused:
+            raise StoreError(f"trial {refused[0][0]} of {source.source_id} cannot be stored: {refused[0][1]}")
+    store.update_run(run.run_id, status=source.status, finished_at=source.finished_at)
+    return StoredRun(store.get_run(run.run_id), "imported")
+
+
+def _record(suite: ImportedSuite, source: ImportedRun, format: str) -> RunRecord:
+    origin = ImportNote(
+        format, source.source_id, source.content, time.time(), tuple(source.remarks), origin=source.origin
+    )
+    return RunRecord(
+        run_id=digest([format, source.source_id])[:12],
+        suite=suite.name,
+        dataset_name=source.dataset.name,
+        dataset_version=source.dataset.version,
+        dataset_fingerprint=source.dataset.fingerprint,
+        dataset_size=len(source.dataset),
+        experiments=source.experiments,
+        repeats=source.repeats,
+        params=source.params,
+        tags={"origin": format, **source.tags},
+        evaluator=f"{format} graders",
+        code_hash=f"imported:{format}",
+        created_at=source.created_at,
+        notes=write_notes(order=source.dataset.order, stopped=source.stopped, imported=origin),
+    )
+
+
+def _content(run: RunRecord) -> object:
+    origin = run.noted.imported
+    return None if origin is None else origin.content
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedClock:
+    """A clock that always returns the time at which an imported trial started."""
+
+    moment: float
+
+    def time(self) -> float:
+        return self.moment
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+def _results(run: RunRecord, source: ImportedRun) -> Iterator[EvalResult]:
+    for trial in source.trials():
+        key = TrialKey(run.run_id, run.experiments[trial.experiment], source.dataset[trial.sample].id, trial.repeat)
+        metadata = dict(trial.metadata)
+        if trial.latency_ms is None:
+            metadata["untimed"] = True
+        yield EvalResult(
+            key=key,
+            ordinal=run.ordinal(trial.sample, trial.experiment, trial.repeat),
+            outcome=trial.outcome,
+            score=trial.score,
+            output=trial.output,
+            latency_ms=trial.latency_ms or 0,
+            usage=trial.usage,
+            error=trial.error,
+            stage=trial.stage,
+            started_at=trial.started_at,
+            metadata=metadata,
+            snapshot=_snapshot(key, trial),
+        )
+
+
+def _snapshot(key: TrialKey, trial: ImportedTrial) -> bytes | None:
+    if not trial.events:
+        return None
+    session = Session(session_id=UUID(digest(list(key))[:32]), clock=_FixedClock(trial.started_at))
+    for event in trial.events:
+        if isinstance(event, Envelope):  # With a time of its own.
+            session.extend((event,))
+        else:
+            session.record(event)
+    return session.snapshot()
+
+
+type FileState = Literal["written", "unchanged", "kept"]
+"""Written; already present with the same content; already present with other content, and not overwritten."""
+
+
+def _row(sample: Sample[Any, Any]) -> dict[str, Any]:
+    row = {"id": sample.id, "input": sample.input, "expected": sample.expected, "metadata": dict(sample.metadata)}
+    if not sample.has_expected:
+        del row["expected"]
+    return {name: value for name, value in row.items() if name in ("input", "expected") or value != {}}
+
+
+def write_suite(suite: ImportedSuite, folder: Path) -> list[tuple[Path, FileState]]:
+    """Write the dataset as JSONL that `Dataset.load` reads and, where graders were translated, a suite file."""
+    lines = "".join(json.dumps(_row(sample)) + "\n" for sample in suite.dataset)
+    data = folder / f"{suite.name}.jsonl"
+    files = [(data, _write(data, lines))]
+    if suite.code is not None:
+        module = folder / f"{suite.name.replace('-', '_').replace('.', '_')}.py"
+        try:
+            code = suite.code(data.name)
+        except DataError as error:
+            raise DataError(f"{module}: {error}") from None
+        files.append((module, _write(module, code)))
+    return files
+
+
+def _write(path: Path, text: str) -> FileState:
+    if path.exists():
+        return "unchanged" if path.read_text(encoding="utf-8", errors="replace") == text else "kept"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+    return "written"

@@ -1,0 +1,244 @@
+"""Anthropic's messages API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fairtrial.integrations.model_server.reply import Reply, ToolCallReply, Usage, pieces
+from fairtrial.integrations.model_server.request import (
+    InvalidRequestError,
+    ParsedMessage,
+    ParsedRequest,
+    ParsedTool,
+    digest_of,
+    parse_messages,
+    required,
+    text_of,
+)
+from fairtrial.integrations.model_server.request import Protocol as ProtocolName
+from fairtrial.integrations.model_server.wire import to_bytes
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
+class AnthropicWire:
+    """Reads `POST /v1/messages` and writes its answers."""
+
+    name: ProtocolName = "anthropic"
+
+    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """The request in neutral form; the system prompt becomes its first message."""
+        model = required(body, "model", str)
+        required(body, "max_tokens", int)
+        messages = required(body, "messages", list)
+        if not messages:
+            raise InvalidRequestError("messages: at least one is required")
+        system = body.get("system")
+        first = () if system is None else (ParsedMessage("system", text_of(system), {"content": system}),)
+        return ParsedRequest(
+            number=number,
+            protocol=self.name,
+            model=model,
+            messages=(*first, *parse_messages(messages)),
+            body=body,
+            digest=digest_of(raw),
+            size=len(raw),
+            tools=_tools(body.get("tools")) if body.get("tools") else (),
+            required_tool=_required_tool(body.get("tool_choice")),
+            output_schema=_output_schema(body.get("output_config")),
+            stream=body.get("stream") is True,
+            headers=headers,
+        )
+
+    def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
+        """The body of an answer."""
+        content = [*_thinking(request, reply), *map(dict, reply.hosted)]
+        if (text := _text(reply)) or not (reply.tool_calls or reply.hosted):
+            content.append({"type": "text", "text": text})
+        content.extend(
+            {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": _input(call)}
+            for index, call in enumerate(reply.tool_calls)
+        )
+        return {
+            **_message(request),
+            "content": content,
+            "stop_reason": _stop_reason(reply),
+            "stop_sequence": None,
+            "stop_details": _stop_details(reply),
+            "usage": _usage(usage) | _searches(reply),
+        }
+
+    def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
+        """The events of a streamed answer: a start, the blocks with their deltas, and the stop."""
+        opening = {**_message(request), "content": [], "stop_reason": None, "stop_sequence": None}
+        opening["usage"] = {**_usage(usage), "output_tokens": 1}
+        sent = [_event({"type": "message_start", "message": opening})]
+        sent.append(_event({"type": "ping"}))
+        blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+        for block in _thinking(request, reply):
+            if block["type"] == "thinking":
+                deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+                blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
+            else:
+                blocks.append((block, []))
+        blocks.extend(map(_hosted_events, reply.hosted))
+        if (text := _text(reply)) or not (reply.tool_calls or reply.hosted):
+            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(text)]
+            blocks.append(({"type": "text", "text": ""}, deltas))
+        for index, call in enumerate(reply.tool_calls):
+            block = {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": {}}
+            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(call.arguments_json)]
+            blocks.append((block, deltas))
+        for index, (block, deltas) in enumerate(blocks):
+            sent.append(_event({"type": "content_block_start", "index": index, "content_block": block}))
+            sent.extend(_event({"type": "content_block_delta", "index": index, "delta": delta}) for delta in deltas)
+            sent.append(_event({"type": "content_block_stop", "index": index}))
+        delta = {"stop_reason": _stop_reason(reply), "stop_sequence": None, "stop_details": _stop_details(reply)}
+        sent.append(_event({"type": "message_delta", "delta": delta, "usage": _output_usage(usage) | _searches(reply)}))
+        sent.append(_event({"type": "message_stop"}))
+        return sent
+
+    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """The body of an error answer; this protocol has no codes beside the types."""
+        kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_test"}
+
+    def error_event(self, message: str) -> bytes:
+        """The event that ends a stream in failure."""
+        return _event(self.error(529, message))
+
+    def raw_event(self, data: str) -> bytes:
+        """Return an event of type `message_start` with any text as its data."""
+        return f"event: message_start\ndata: {data}\n\n".encode()
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode("ascii"), to_bytes(data))
+
+
+def _message(request: ParsedRequest) -> dict[str, Any]:
+    return {"id": f"msg_{request.number}", "type": "message", "role": "assistant", "model": request.model}
+
+
+def _text(reply: Reply) -> str:
+    return reply.content if reply.refusal is None else reply.refusal
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.refusal is not None:
+        return "refusal"
+    return _STOP_REASONS.get(reply.reason, reply.reason)
+
+
+def _stop_details(reply: Reply) -> dict[str, Any] | None:
+    if _stop_reason(reply) != "refusal":
+        return None
+    return {"type": "refusal", "category": None, "explanation": reply.refusal}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    # Unlike OpenAI, the tokens read from the cache or written to it are not part of the input tokens.
+    return {
+        "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation": {
+            "ephemeral_1h_input_tokens": usage.hour_write_tokens,
+            "ephemeral_5m_input_tokens": usage.cache_write_tokens - usage.hour_write_tokens,
+        },
+        "service_tier": usage.service_tier or "standard",
+        **_output_usage(usage),
+    }
+
+
+def _output_usage(usage: Usage) -> dict[str, Any]:
+    details = {"thinking_tokens": usage.reasoning_tokens}
+    return {"output_tokens": usage.output_tokens, "output_tokens_details": details}
+
+
+def _searches(reply: Reply) -> dict[str, Any]:
+    count = sum(block.get("name") == "web_search" for block in reply.hosted)
+    return {"server_tool_use": {"web_search_requests": count, "web_fetch_requests": 0}} if count else {}
+
+
+def _hosted_events(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the start of a block and its deltas; results of tools come whole."""
+    if block["type"] == "text":
+        deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+        deltas.extend({"type": "citations_delta", "citation": one} for one in block.get("citations") or ())
+        return {"type": "text", "text": "", "citations": []}, deltas
+    if "input" in block:
+        text = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(text)]
+    return dict(block), []
+
+
+def _thinking(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if reply.reasoning:
+        signature = reply.signature_for(request.number)
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": signature})
+    if reply.redacted_reasoning:
+        blocks.append({"type": "redacted_thinking", "data": reply.redacted_reasoning})
+    return blocks
+
+
+def _tool_id(request: ParsedRequest, call: ToolCallReply, index: int) -> str:
+    return call.id or f"toolu_{request.number}_{index}"
+
+
+def _input(call: ToolCallReply) -> Any:
+    if not isinstance(call.arguments, str):
+        return call.arguments
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        # This protocol sends an object instead of text: invalid JSON can only be sent as a value of the wrong type.
+        return call.arguments
+
+
+def _tools(raw: object) -> tuple[ParsedTool, ...]:
+    if not isinstance(raw, list):
+        raise InvalidRequestError("tools: must be a list")
+    tools = []
+    for tool in raw:
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            raise InvalidRequestError("tools: each must be an object with a name")
+        parameters = tool.get("input_schema") or {"type": "object"}
+        tools.append(ParsedTool(tool["name"], tool.get("description") or "", parameters))
+    return tuple(tools)
+
+
+def _required_tool(choice: object) -> str | None:
+    if not isinstance(choice, dict):
+        return None
+    if choice.get("type") == "any":
+        return ""
+    return str(choice.get("name", "")) if choice.get("type") == "tool" else None
+
+
+def _output_schema(config: object) -> Mapping[str, Any] | None:
+    wanted = config.get("format") if isinstance(config, dict) else None
+    if wanted is None:
+        return None
+    if (
+        not isinstance(wanted, dict)
+        or wanted.get("type") != "json_schema"
+        or not isinstance(wanted.get("schema"), dict)
+    ):
+        raise InvalidRequestError("output_config: format must be a json_schema with a schema")
+    schema: Mapping[str, Any] = wanted["schema"]
+    return schema

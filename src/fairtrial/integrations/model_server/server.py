@@ -1,0 +1,162 @@
+"""The server, in a thread or in the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from fairtrial.errors import MissingExtraError
+from fairtrial.integrations.model_server.config import ServerConfig, ServerOptions
+from fairtrial.integrations.model_server.request import ParsedRequest
+from fairtrial.integrations.model_server.rules import Replies
+from fairtrial.integrations.model_server.stats import ServerStats
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from fairtrial.integrations.model_server.service import Service
+
+# How long requests in progress may take to finish when the server stops, before they are cancelled.
+_GRACE_SECONDS = 0.05
+
+
+class ModelServer:
+    """A model server on loopback, speaking OpenAI's chat completions and Responses and Anthropic's messages.
+
+        with ModelServer(["first", "second"], latency=0.05) as server:     # a thread of its own
+            client = OpenAI(base_url=server.base_url + "/v1", api_key="test")
+
+        async with ModelServer(faults=FaultRule(RateLimited(), 0.3), seed=7) as server:     # the running loop
+            client = AsyncAnthropic(base_url=server.base_url, api_key="test")
+
+    `replies` may be one reply, a list of replies, a list of rules, a function, or None for an echo of the last user
+    message; the options are those of `ServerConfig`. All random choices depend on `seed`.
+    """
+
+    def __init__(
+        self, replies: Replies = None, *, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServerOptions]
+    ) -> None:
+        self._prepare(ServerConfig.of(replies, options), host, port)
+
+    @classmethod
+    def from_config(cls, config: ServerConfig, *, host: str = "127.0.0.1", port: int = 0) -> Self:
+        """Create a server from a configuration, such as that of a script file."""
+        server = cls.__new__(cls)
+        server._prepare(config, host, port)
+        return server
+
+    def _prepare(self, config: ServerConfig, host: str, port: int) -> None:
+        try:
+            import aiohttp  # noqa: F401 - asked here so that a missing extra is known before anything starts
+        except ImportError:
+            raise MissingExtraError("the model server", "testing") from None
+        self._config = config
+        self._host = host
+        self._wanted_port = port
+        self._service: Service | None = None
+        self._runner: web.ServerRunner | None = None
+        self._port: int | None = None
+        self._thread: threading.Thread | None = None
+        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port the server listens on."""
+        if self._port is None:
+            raise RuntimeError("the model server is not running: use it in a with or an async with block")
+        return self._port
+
+    @property
+    def base_url(self) -> str:
+        """The address of the server without a path: complete for Anthropic's client; OpenAI's needs `/v1` after it."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.port}"
+
+    def stats(self) -> ServerStats:
+        """The counters now. They can still be read after the server has stopped."""
+        return self._running_service().ledger.stats()
+
+    def requests(self) -> tuple[ParsedRequest, ...]:
+        """Return the completion requests that are in the log, oldest first."""
+        return self._running_service().ledger.log()
+
+    def reset(self) -> None:
+        """Reset counters, log, scripts, attempts and quota."""
+        self._running_service().reset()
+
+    def _running_service(self) -> Service:
+        if self._service is None:
+            raise RuntimeError("the model server has not been started: use it in a with or an async with block")
+        return self._service
+
+    async def __aenter__(self) -> Self:
+        from aiohttp import web
+
+        from fairtrial.integrations.model_server.service import CountingServer, Service
+
+        if self._runner is not None:
+            raise RuntimeError("the model server is running already")
+        self._service = Service(self._config)
+        self._runner = web.ServerRunner(CountingServer(self._service), shutdown_timeout=_GRACE_SECONDS)
+        try:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, self._host, self._wanted_port, backlog=1024).start()
+        except BaseException:
+            await self._close()
+            raise
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        service, runner = self._service, self._runner
+        self._runner = self._port = None
+        if service is not None:
+            service.close()
+        if runner is not None:
+            await runner.cleanup()
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise RuntimeError("the model server is running already")
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="model-server", daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stop is not None and self._thread is not None:
+            loop, event = self._stop
+            loop.call_soon_threadsafe(event.set)
+            self._thread.join()
+            self._thread = self._stop = None
+
+    def _run(self, started: Future[None]) -> None:
+        async def live() -> None:
+            event = asyncio.Event()
+            try:
+                await self.__aenter__()
+            except BaseException as problem:
+                started.set_exception(problem)
+                return
+            self._stop = (asyncio.get_running_loop(), event)
+            started.set_result(None)
+            await event.wait()
+            await self._close()
+
+        asyncio.run(live())

@@ -1,0 +1,409 @@
+"""The HTTP service: receives requests and sends answers and faults. The only module that needs aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import formatdate
+from typing import Any
+
+from aiohttp import web
+
+from fairtrial.integrations.model_server.anthropic_wire import AnthropicWire
+from fairtrial.integrations.model_server.bedrock_wire import BedrockWire
+from fairtrial.integrations.model_server.config import ServerConfig
+from fairtrial.integrations.model_server.draw import draw
+from fairtrial.integrations.model_server.embeddings_wire import EmbeddingsWire
+from fairtrial.integrations.model_server.faults import (
+    ConnectionReset,
+    ContentFiltered,
+    ContextTooLong,
+    CutOff,
+    EmptyBody,
+    EncryptedRefused,
+    Fault,
+    HalfSent,
+    Hang,
+    MalformedJson,
+    NotAuthorised,
+    RateLimited,
+    ReasoningNotReturned,
+    Refused,
+    ServerFailed,
+    Slow,
+    StreamFailed,
+    StreamOptionsRefused,
+    TemperatureRefused,
+    TokensDamaged,
+    ToolsNeedResponses,
+    WrongShape,
+)
+from fairtrial.integrations.model_server.gemini_wire import GeminiWire
+from fairtrial.integrations.model_server.hosted_evals import ResourceWire
+from fairtrial.integrations.model_server.openai_wire import OpenAIWire
+from fairtrial.integrations.model_server.plan import FaultPlan
+from fairtrial.integrations.model_server.quota import TokenBucket
+from fairtrial.integrations.model_server.refusals import Refusal, SentReasoning, refusal
+from fairtrial.integrations.model_server.reply import Reply
+from fairtrial.integrations.model_server.request import InvalidRequestError, ParsedRequest
+from fairtrial.integrations.model_server.responses_wire import ResponsesWire
+from fairtrial.integrations.model_server.rules import Speaker
+from fairtrial.integrations.model_server.stats import RequestLog, request_to_json, stats_to_json
+from fairtrial.integrations.model_server.wire import EPOCH, Wire, to_bytes
+
+_RULES = (ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, StreamOptionsRefused, EncryptedRefused)
+_MAX_BODY = 256 * 1024 * 1024
+_SECRET_HEADERS = frozenset(
+    {"authorization", "x-api-key", "api-key", "x-goog-api-key", "x-amz-security-token", "cookie"}
+)
+
+# Answers with faults do not consume replies of a script: a client that retries gets each scripted reply once.
+_LOST = Reply("This answer is about to be lost on its way to the client.")
+_CUT = Reply("This answer was cut", finish_reason="content_filter")
+
+
+class Service:
+    """Answers HTTP requests as its configuration says."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.ledger = RequestLog(log_limit=config.log_limit, log_bytes=config.log_bytes)
+        self._speaker = Speaker(config.replies)
+        self._sent_reasoning = SentReasoning()
+        self._plan = FaultPlan(config.faults, seed=config.seed, applies=self._applies)
+        self._attempts: dict[str, int] = {}
+        self._bucket = self._new_bucket()
+        self._closing = asyncio.Event()
+        self._wires: dict[tuple[str, str], Wire] = {
+            ("POST", "/v1/chat/completions"): OpenAIWire(config.token_ids),
+            ("POST", "/v1/responses"): ResponsesWire(),
+            ("POST", "/v1/embeddings"): EmbeddingsWire(),
+            ("POST", "/v1/messages"): AnthropicWire(),
+        }
+        self._pages: dict[tuple[str, str], Callable[[web.BaseRequest], object]] = {
+            ("GET", "/v1/models"): lambda request: self._models(),
+            ("GET", "/_stats"): lambda request: stats_to_json(self.ledger.stats()),
+            ("GET", "/_requests"): self._requests,
+            ("POST", "/_reset"): lambda request: self.reset(),
+        }
+
+    def _applies(self, fault: Fault, request: ParsedRequest) -> bool:
+        """Return whether a fault applies to a request: rules of providers refuse only requests that break them."""
+        return not isinstance(fault, _RULES) or refusal(fault, request, self._sent_reasoning) is not None
+
+    def _new_bucket(self) -> TokenBucket | None:
+        rate = self._config.requests_per_second
+        return None if rate is None else TokenBucket(rate, self._config.burst)
+
+    def reset(self) -> dict[str, Any]:
+        """Reset counters, log, scripts, attempts and quota; requests in flight continue."""
+        self._speaker.reset()
+        self._attempts.clear()
+        self._sent_reasoning.clear()
+        self._bucket = self._new_bucket()
+        self.ledger.reset()
+        return {}
+
+    def close(self) -> None:
+        """End hanging requests."""
+        self._closing.set()
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer an HTTP request."""
+        key = (http.method, http.path)
+        wire: Wire | None = self._wires.get(key)
+        if wire is None and http.method == "POST":  # Protocols with the model in the path.
+            wire = GeminiWire.at(http.path) or BedrockWire.at(http.path)
+        if wire is not None:
+            return await self._complete(http, wire)
+        if (page := self._pages.get(key)) is not None:
+            return _json_response(page(http))
+        if http.method == "GET" and self._config.evals is not None:
+            resource = self._config.evals.answer(http.path, http.query)
+            if resource is not None:
+                return await self._complete(http, resource)
+        return _json_response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
+
+    def _models(self) -> dict[str, Any]:
+        """Return the list of models with the fields of both protocols; each client reads its own."""
+        common = {"object": "model", "type": "model", "created": EPOCH, "created_at": "2023-11-14T22:13:20Z"}
+        data = [{"id": name, "display_name": name, "owned_by": "test", **common} for name in self._config.models]
+        ends = {"first_id": self._config.models[0], "last_id": self._config.models[-1]} if data else {}
+        return {"object": "list", "data": data, "has_more": False, **ends}
+
+    def _requests(self, http: web.BaseRequest) -> dict[str, Any]:
+        after = http.query.get("after", "0")
+        first = int(after) if after.isdecimal() else 0
+        return {"requests": [request_to_json(one) for one in self.ledger.log() if one.number > first]}
+
+    async def _complete(self, http: web.BaseRequest, wire: Wire) -> web.StreamResponse:
+        raw = to_bytes({"resource": http.path_qs}) if http.method == "GET" else await http.read()
+        number = self.ledger.next_number()
+        try:
+            request = self._parse(wire, raw, number, http)
+        except InvalidRequestError as problem:
+            return self._invalid(wire, problem)
+        if (limit := self._exceeded_limit()) is not None:
+            self.ledger.received(request)
+            self.ledger.refused(limit)
+            return self._rate_limited(wire, self._config.refusal)
+        if self._plan.counts_attempts:
+            attempt = self._attempts[request.digest] = self._attempts.get(request.digest, 0) + 1
+            request = dataclasses.replace(request, attempt=attempt)
+        self.ledger.received(request)
+        self.ledger.began()
+        try:
+            return await self._admitted(http, wire, request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.ledger.abandoned()
+            raise
+        finally:
+            self.ledger.ended()
+
+    def _parse(self, wire: Wire, raw: bytes, number: int, http: web.BaseRequest) -> ParsedRequest:
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as problem:
+            raise InvalidRequestError(f"the body must be JSON: {problem}") from None
+        if not isinstance(body, dict):
+            raise InvalidRequestError("the body must be a JSON object")
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        for name in _SECRET_HEADERS & headers.keys():
+            headers[name] = "(not kept)"
+        return wire.parse(body, number=number, raw=raw, headers=headers)
+
+    def _exceeded_limit(self) -> str | None:
+        cap = self._config.max_concurrent
+        if cap is not None and self.ledger.in_flight >= cap:
+            return "concurrency_cap"
+        if self._bucket is not None and not self._bucket.take():
+            return "quota"
+        return None
+
+    async def _admitted(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest) -> web.StreamResponse:
+        fault = self._plan.fault(request)
+        seconds = self._config.latency.at(draw(self._config.seed, "latency", request.number))
+        if isinstance(fault, Slow):
+            seconds += fault.latency.at(draw(self._config.seed, "slow", request.number))
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+        if fault is not None:
+            self.ledger.faulted(fault.kind)
+        if fault is None or isinstance(fault, Slow | CutOff | TokensDamaged):
+            if isinstance(wire, ResourceWire):
+                self.ledger.answered(wire.status)
+                return _response(to_bytes(wire.body), number=request.number, status=wire.status)
+            if isinstance(wire, EmbeddingsWire):  # Vectors follow from the texts, not from the script.
+                return await self._say(http, wire, request, Reply(""))
+            try:
+                reply = await self._speaker.reply(request)
+            except InvalidRequestError as problem:
+                return self._invalid(wire, problem)
+            except Exception as problem:
+                # A function of the test failed: report it in the client's error, where the test shows it.
+                self.ledger.faulted("reply_error")
+                what = f"the rules of the model server raised {type(problem).__name__}: {problem}"
+                return self._error(wire, 500, what)
+            if isinstance(fault, CutOff):
+                limit = request.max_output_tokens if fault.tokens is None else fault.tokens
+                reply = reply if limit is None else reply.cut_to(limit)
+            if isinstance(fault, TokensDamaged):
+                reply = dataclasses.replace(reply, tokens=fault.how)
+            return await self._say(http, wire, request, reply)
+        return await self._fail(http, wire, request, fault)
+
+    async def _say(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, reply: Reply) -> web.StreamResponse:
+        usage = reply.usage_for(request.input_tokens)
+        self.ledger.answered(200, usage)
+        if not request.stream or reply.tool_calls:
+            answer = wire.completion(request, reply, usage)
+            if reply.tool_calls:
+                self._sent_reasoning.note(request, answer)
+            if not request.stream:
+                return _response(to_bytes(answer), number=request.number)
+        return await self._stream(http, wire.events(request, reply, usage), request.number)
+
+    async def _stream(self, http: web.BaseRequest, events: list[bytes], number: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_headers(number, "text/event-stream; charset=utf-8"))
+        response.enable_chunked_encoding()
+        await response.prepare(http)
+        for index, event in enumerate(events):
+            if index and self._config.stream_interval > 0:
+                await asyncio.sleep(self._config.stream_interval)
+            await response.write(event)
+        return response
+
+    async def _fail(
+        self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, fault: Fault
+    ) -> web.StreamResponse:
+        match fault:
+            case RateLimited():
+                return self._rate_limited(wire, fault)
+            case ServerFailed(status, retry_after):
+                message = "The server is overloaded." if status in (503, 529) else "The server had an error."
+                headers = {} if retry_after is None else _retry_after(retry_after, "seconds")
+                return self._error(wire, status, message, headers=headers)
+            case NotAuthorised(status):
+                return self._error(
+                    wire, status, "The key is not valid." if status == 401 else "The key may not do this."
+                )
+            case ContextTooLong(limit):
+                claimed = max(request.input_tokens, limit + 1)
+                message = f"prompt is too long: {claimed} tokens > {limit} maximum"
+                return self._error(wire, 400, message, code="context_length_exceeded")
+            case (
+                ToolsNeedResponses()
+                | ReasoningNotReturned()
+                | TemperatureRefused()
+                | StreamOptionsRefused()
+                | EncryptedRefused()
+            ):
+                found = refusal(fault, request, self._sent_reasoning) or Refusal("The request is refused.")
+                return self._error(wire, found.status, found.message, code=found.code)
+            case Hang(seconds):
+                try:
+                    await asyncio.wait_for(self._closing.wait(), seconds)
+                except TimeoutError:
+                    pass
+                return _drop(http)
+            case ConnectionReset():
+                return _drop(http)
+            case Refused(text):
+                return await self._say(http, wire, request, Reply(refusal=text))
+            case ContentFiltered():
+                return await self._say(http, wire, request, _CUT)
+            case StreamFailed() if not request.stream:
+                return self._error(wire, 500, "The server had an error.")
+        return await self._spoil(http, wire, request, fault)
+
+    async def _spoil(
+        self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, fault: Fault
+    ) -> web.StreamResponse:
+        """Answer with a fault that starts with status 200."""
+        usage = _LOST.usage_for(request.input_tokens)
+        body = to_bytes(wire.completion(request, _LOST, usage))
+        events = wire.events(request, _LOST, usage)
+        self.ledger.answered(200)
+        match fault:
+            case HalfSent(fraction):
+                if request.stream:
+                    await self._stream(http, events[: int(len(events) * fraction)], request.number)
+                else:
+                    headers = _headers(request.number, "application/json")
+                    response = web.StreamResponse(headers={**headers, "content-length": str(len(body))})
+                    await response.prepare(http)
+                    await response.write(body[: int(len(body) * fraction)])
+                return _hang_up(http)
+            case MalformedJson():
+                # A truncated JSON object is never valid JSON.
+                body = body[: len(body) * 2 // 3]
+                events = [wire.raw_event(body.decode("ascii"))]
+            case WrongShape(wrong):
+                body = to_bytes(wrong)
+                events = [wire.raw_event(body.decode("ascii"))]
+            case EmptyBody():
+                body, events = b"", []
+            case _:
+                events = [*events[: len(events) // 2], wire.error_event("The server had an error in mid-stream.")]
+        if request.stream:
+            return await self._stream(http, events, request.number)
+        return _response(body, number=request.number)
+
+    def _invalid(self, wire: Wire, problem: InvalidRequestError) -> web.Response:
+        self.ledger.faulted("invalid_request")
+        return self._error(wire, 400, str(problem))
+
+    def _rate_limited(self, wire: Wire, fault: RateLimited) -> web.Response:
+        if fault.form == "body" and fault.retry_after is not None:
+            self.ledger.answered(429)
+            return _json_response(_google_error(fault.retry_after), status=429)
+        headers = {} if fault.retry_after is None else _retry_after(fault.retry_after, fault.form)
+        return self._error(wire, 429, "Too many requests.", headers=headers)
+
+    def _error(
+        self, wire: Wire, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None
+    ) -> web.Response:
+        self.ledger.answered(status)
+        return _json_response(wire.error(status, message, code), status=status, headers=headers)
+
+
+def _retry_after(seconds: float, form: str) -> dict[str, str]:
+    if form == "milliseconds":
+        return {"retry-after-ms": f"{seconds * 1000:g}"}
+    if form == "date":
+        # The header has whole seconds; if rounded down, the client would retry too early.
+        return {"retry-after": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
+    if form == "reset":
+        at = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat()
+        openai = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": f"{seconds:g}s"}
+        unrelated = {"x-ratelimit-remaining-tokens": "9000", "x-ratelimit-reset-tokens": "6m0s"}
+        anthropic = {"anthropic-ratelimit-requests-remaining": "0", "anthropic-ratelimit-requests-reset": at}
+        return openai | unrelated | anthropic
+    return {"retry-after": f"{seconds:g}"}
+
+
+def _google_error(seconds: float) -> list[dict[str, Any]]:
+    """The body of Google's rate limits, which is a list."""
+    detail = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{seconds:g}s"}
+    error = {"code": 429, "message": "You exceeded your quota.", "status": "RESOURCE_EXHAUSTED", "details": [detail]}
+    return [{"error": error}]
+
+
+def _headers(number: int, content_type: str) -> dict[str, str]:
+    return {"content-type": content_type, "x-request-id": f"req_{number}", "request-id": f"req_{number}"}
+
+
+def _response(body: bytes, *, number: int, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, headers=_headers(number, "application/json"))
+
+
+def _json_response(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=to_bytes(value), status=status, headers={"content-type": "application/json", **(headers or {})}
+    )
+
+
+def _drop(http: web.BaseRequest) -> web.Response:
+    """Reset the connection; the returned response is never sent."""
+    if (transport := http.transport) is not None:
+        if (sock := transport.get_extra_info("socket")) is not None:
+            # Without lingering, closing the socket resets the connection.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+    return web.Response()
+
+
+def _hang_up(http: web.BaseRequest) -> web.Response:
+    """Close the connection after sending what was written; the returned response is never sent."""
+    if http.transport is not None:
+        http.transport.close()
+    return web.Response()
+
+
+class CountingServer(web.Server):
+    """aiohttp's server, with a counter of connections and a higher limit for bodies."""
+
+    def __init__(self, service: Service) -> None:
+        # With cancellation, the request of a client that gives up is not counted as in flight any more.
+        super().__init__(service.handle, handler_cancellation=True, access_log=None, keepalive_timeout=600.0)
+        self._ledger = service.ledger
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        """Count the connection."""
+        self._ledger.connected(+1)
+        super().connection_made(handler, transport)
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        """Remove the connection from the count."""
+        self._ledger.connected(-1)
+        super().connection_lost(handler, exc)
+
+    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=_MAX_BODY)

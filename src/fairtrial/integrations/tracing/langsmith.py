@@ -1,0 +1,245 @@
+"""A stored run as experiments of LangSmith, in the form of its endpoint for experiments that ran elsewhere.
+
+One request creates one experiment with all of its rows; rows cannot be added later. An experiment with more rows than a
+request may have becomes several, numbered as parts. Names and ids are derived from what is sent: the same run gives the
+same requests, and LangSmith refuses an experiment that it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from fairtrial._version import __version__
+from fairtrial.base.codec import dumps, to_json
+from fairtrial.integrations.tracing.facts import (
+    FAILED_OUTCOMES,
+    error_type,
+    evaluations_of,
+    output_text,
+    trials_with_samples,
+)
+from fairtrial.store.redact import Redactor, current
+from fairtrial.store.totals import SampleSums, sample_means
+from fairtrial.trials.trace_ids import trace_id_of
+
+if TYPE_CHECKING:
+    from fairtrial.data.sample import Sample
+    from fairtrial.store.protocol import RunRecord, RunStore
+    from fairtrial.trials.result import EvalResult
+
+MAX_ROWS = 1_000
+"""The rows of one request, unless set: LangSmith publishes no limit."""
+_MAX_BYTES = 16 * 1024 * 1024  # Of the rows of one request; LangSmith's limit for other uploads is 20 MiB.
+
+
+class UploadRequest(NamedTuple):
+    """The request that creates one experiment."""
+
+    name: str
+    body: bytes
+    sample_ids: tuple[str, ...]  # Of its rows, in order.
+
+
+class _Row(NamedTuple):
+    sample_id: str
+    tree: dict[str, Any]
+    start: float
+    end: float
+    passed: bool | None
+
+
+def upload_requests(
+    store: RunStore, run: RunRecord, *, content: bool = False, max_rows: int = MAX_ROWS
+) -> Iterator[UploadRequest]:
+    """Yield the requests that create the experiments of a stored run.
+
+    Args:
+        store: The store of the run.
+        run: The run.
+        content: Include inputs, outputs, expected values, parameters, errors and reasons; secrets are replaced.
+        max_rows: The largest number of rows of a request.
+    """
+    converter = _RunConverter(run, content, max_rows)
+    for experiment in run.experiments:
+        yield from converter.requests(store, experiment)
+
+
+@dataclass(slots=True)
+class _RunConverter:
+    run: RunRecord
+    content: bool
+    max_rows: int
+    redactor: Redactor = field(default_factory=current)
+
+    def requests(self, store: RunStore, experiment: str) -> Iterator[UploadRequest]:
+        rows: list[_Row] = []
+        size, part = 0, 1
+        for result, sample in trials_with_samples(store, self.run, content=self.content, experiment=experiment):
+            row = self._row(result, sample)
+            length = len(_encoded(row.tree))
+            if rows and (len(rows) >= self.max_rows or size + length > _MAX_BYTES):
+                yield self._request(experiment, rows, part)
+                rows, size, part = [], 0, part + 1
+            rows.append(row)
+            size += length
+        if rows:
+            yield self._request(experiment, rows, part)
+
+    def _request(self, experiment: str, rows: list[_Row], part: int) -> UploadRequest:
+        run = self.run
+        results = [row.tree for row in rows]
+        # What has changed, because the run was resumed or content was added, is another experiment.
+        digest = hashlib.blake2b(_encoded([run.run_id, experiment, part, results]), digest_size=4).hexdigest()
+        name = self._text(f"{run.name}:{experiment}" + (f" part {part}" if part > 1 else "")) + f" {digest}"
+        body = {
+            "experiment_name": name,
+            "experiment_start_time": _moment(min(row.start for row in rows)),
+            "experiment_end_time": _moment(max(row.end for row in rows)),
+            "dataset_name": self._text(self._dataset),
+            "experiment_metadata": self._metadata(experiment, part),
+            "summary_experiment_scores": _summary(rows),
+            "results": results,
+        }
+        return UploadRequest(name, _encoded(body), tuple(row.sample_id for row in rows))
+
+    @property
+    def _dataset(self) -> str:
+        """The name under which LangSmith compares experiments: rows with content and without are not the same."""
+        name = self.run.dataset_name or self.run.suite
+        return name if self.content else f"{name} (without content)"
+
+    def _metadata(self, experiment: str, part: int) -> dict[str, Any]:
+        run = self.run
+        found: dict[str, Any] = {
+            "fairtrial_version": __version__,
+            "run_id": run.run_id,
+            "run": run.name,
+            "suite": run.suite,
+            "experiment": experiment,
+            "evaluator": run.evaluator,
+            "dataset_version": run.dataset_version,
+            "dataset_fingerprint": run.dataset_fingerprint,
+            "part": part,
+        }
+        if self.content:
+            found |= {"params": to_json(run.params.get(experiment)), "tags": dict(run.tags)}
+        return {name: self._value(value) for name, value in found.items()}
+
+    def _row(self, result: EvalResult, sample: Sample[Any, Any] | None) -> _Row:
+        key = result.key
+        end = result.started_at + result.latency_ms / 1000
+        given: dict[str, Any] = {"sample_id": self._text(key.sample_id)}
+        expected: dict[str, Any] | None = None
+        if sample is not None:
+            given = self._object("input", dumps(sample.input))
+            if sample.has_expected:
+                expected = self._object("output", dumps(sample.expected))
+        tree: dict[str, Any] = {
+            "row_id": self._row_id(key.sample_id, key.repeat, given, expected),
+            "inputs": given,
+            "evaluation_scores": self._feedback(result),
+            "start_time": _moment(result.started_at),
+            "end_time": _moment(end),
+            "run_name": self._text(f"{self.run.suite}/{key.sample_id}"),
+            "run_metadata": self._facts(result),
+        }
+        if expected is not None:
+            tree["expected_outputs"] = expected
+        output = output_text(result) if self.content else None
+        if output is not None:
+            tree["actual_outputs"] = self._object("output", output)
+        if result.outcome in FAILED_OUTCOMES:
+            error = result.error or result.outcome
+            tree["error"] = self._text(error if self.content else error_type(error, result.outcome))
+        passed = None if result.score is None else result.score.passed
+        return _Row(key.sample_id, tree, result.started_at, end, passed)
+
+    def _row_id(self, sample_id: str, repeat: int, given: Any, expected: Any) -> str:
+        """Return the id of the example in LangSmith: the same in every run, as long as the sample is the same."""
+        content = _encoded([self._dataset, sample_id, repeat, given, expected])
+        return str(UUID(bytes=hashlib.blake2b(content, digest_size=16).digest(), version=5))
+
+    def _facts(self, result: EvalResult) -> dict[str, Any]:
+        usage = result.usage
+        found: dict[str, Any] = {
+            "sample_id": self._text(result.sample_id),
+            "repeat": result.repeat,
+            "attempt": result.attempt,
+            "outcome": result.outcome,
+            "trace_id": trace_id_of(result.key, result.attempt).hex(),
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+        }
+        if usage.cost_usd is not None:
+            found["cost_usd"] = usage.cost_usd
+        return found
+
+    def _feedback(self, result: EvalResult) -> list[dict[str, Any]]:
+        if result.outcome == "scorer_error" and result.score is None:
+            error = result.error or ""
+            problem = error if self.content else error_type(error, "scorer_error")
+            return [
+                {"key": self._text(self.run.evaluator or "score"), "value": "error", "comment": self._text(problem)}
+            ]
+        found = []
+        for each in evaluations_of(result, self.run.evaluator):
+            feedback: dict[str, Any] = {"key": self._text(each.name), "score": each.value}
+            if each.passed is not None:
+                feedback["value"] = "pass" if each.passed else "fail"
+            if self.content and each.reason:
+                feedback["comment"] = self._text(each.reason)
+            found.append(feedback)
+        return found
+
+    def _object(self, name: str, text: str) -> dict[str, Any]:
+        """Return JSON text as an object, without secrets; another value under this name."""
+        value = json.loads(self.redactor.json(text))
+        return value if isinstance(value, dict) else {name: value}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        return json.loads(self.redactor.json(dumps(value)))
+
+    def _text(self, text: str) -> str:
+        return self.redactor.text(text)
+
+
+def _summary(rows: list[_Row]) -> list[dict[str, Any]]:
+    scored = [row.passed for row in rows if row.passed is not None]
+    if not scored:
+        return []
+    comment = f"{sum(scored):,} of {len(scored):,} scored trials passed, {len(rows) - len(scored):,} without a score"
+    samples = SampleSums()
+    for row in rows:
+        samples.add(row.sample_id, row.passed, 0.0, 0.0)
+    return [{"key": "pass_rate", "score": sample_means(samples.shares()).pass_rate, "comment": comment}]
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def _encoded(tree: Any) -> bytes:
+    text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")  # Lone surrogates become question marks.
+
+
+def rejected_rows(answer: bytes, request: UploadRequest) -> Mapping[str, str]:
+    """Return what a validating server says about rows: sample id -> message. Empty if it names none."""
+    try:
+        details = json.loads(answer)["detail"]
+        found = {}
+        for detail in details:
+            where = detail["loc"]
+            place = where.index("results") + 1
+            found[request.sample_ids[int(where[place])]] = f"{'.'.join(map(str, where[place + 1 :]))}: {detail['msg']}"
+        return found
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}

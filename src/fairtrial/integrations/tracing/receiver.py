@@ -1,0 +1,220 @@
+"""Receives the spans of applications under test: an OTLP/HTTP server in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from fairtrial.base.foreign import BODY_SECONDS, ExpansionBudget, Method, expand
+from fairtrial.base.offload import in_thread
+from fairtrial.errors import ConfigurationError, DataError, LimitExceededError, MissingExtraError
+from fairtrial.integrations.tracing.buffer import PendingTrace, TraceBuffer, TraceCounts
+from fairtrial.integrations.tracing.protocol_buffers import otlp_messages
+from fairtrial.integrations.tracing.received import parse_logs, parse_traces
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.trace_ids import trace_id_of, trial_span_id
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_START_SECONDS = 30.0
+# The last two are names of this machine inside a container.
+_LOOPBACK = ("127.0.0.1", "::1", "localhost", "host.docker.internal", "host.containers.internal")
+_JSON, _PROTOBUF = "application/json", "application/x-protobuf"
+_ENCODINGS: dict[str, Method] = {"": "stored", "identity": "stored", "gzip": "gzip", "deflate": "zlib"}
+
+
+class TraceReceiver:
+    """A server that applications send their spans to, and the source of traces of a suite.
+
+        suite = EvalSuite(..., evaluator=tool_called("weather"), traces=TraceReceiver(port=4318))
+
+    Every trial hands its `ctx.trace_headers` to the application, whose spans then become events of the trial's session.
+    It takes OTLP over HTTP, as protobuf or JSON, at any path that ends in `/v1/traces` or `/v1/logs`, and runs while a
+    run does, or as a context manager.
+
+    Args:
+        host: The interface; other machines cannot reach the default.
+        port: The port; 0 for any free one.
+        trace_wait_seconds: How long a trial waits for its spans after the task has ended. Exporters send every 5 s
+            unless OTEL_BSP_SCHEDULE_DELAY says otherwise.
+        max_body_bytes: The size limit of a request, before and after decompression.
+        max_spans: The largest number of spans of one trace.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        trace_wait_seconds: float = 6.0,
+        max_body_bytes: int = 16 * 1024 * 1024,
+        max_spans: int = 10_000,
+    ) -> None:
+        otlp_messages("receiving traces")
+        try:
+            import aiohttp  # noqa: F401 - asked here so that a missing extra is known before anything starts
+        except ImportError:
+            raise MissingExtraError("receiving traces", "otel") from None
+        if not 0 < trace_wait_seconds < 3600:
+            raise ConfigurationError(f"trace_wait_seconds must be from 0 to 3600 (got {trace_wait_seconds!r})")
+        self._host = host
+        self._wanted_port = port
+        self._port: int | None = None
+        self._limit = max_body_bytes
+        self._buffer = TraceBuffer(wait_seconds=trace_wait_seconds, silence_seconds=0.05, max_spans=max_spans)
+        self._thread: threading.Thread | None = None
+        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._users = 0
+        self._lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """The address to send to, for OTEL_EXPORTER_OTLP_ENDPOINT; "" while it does not run."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return "" if self._port is None or self._stop is None else f"http://{host}:{self._port}"
+
+    @property
+    def counts(self) -> TraceCounts:
+        """What has arrived."""
+        return self._buffer.counts
+
+    def expect(self, key: TrialKey, attempt: int) -> PendingTrace:
+        """Accept the spans of an attempt at a trial from now on."""
+        trace_id = trace_id_of(key, attempt)
+        return self._buffer.expect(trace_id.hex(), trial_span_id(trace_id).hex())
+
+    def start(self) -> None:
+        """Start the server. Raises `ConfigurationError` if the port is taken."""
+        ready = threading.Event()
+        problem: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                asyncio.run(self._serve(ready))
+            except BaseException as error:
+                problem.append(error)
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=work, name="fairtrial trace receiver", daemon=True)
+        self._thread.start()
+        if not ready.wait(_START_SECONDS) or problem:
+            self._thread = None
+            raise ConfigurationError(
+                f"traces cannot be received on {self._host}:{self._wanted_port} "
+                f"({problem[0] if problem else 'the server did not start'})\nchoose another port"
+            )
+
+    def stop(self) -> None:
+        """Stop the server; the traces of running trials are kept, and it can be started again on the same port."""
+        stop, thread = self._stop, self._thread
+        self._stop = self._thread = None
+        if stop is not None:
+            with contextlib.suppress(RuntimeError):
+                stop[0].call_soon_threadsafe(stop[1].set)
+        if thread is not None:
+            thread.join(_START_SECONDS)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Receive during the block; several runs may share the receiver."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and self._thread is None:
+                try:
+                    self.start()
+                except BaseException:
+                    self._users -= 1
+                    raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self.stop()
+
+    def __enter__(self) -> Self:
+        self._entered = self.running()
+        self._entered.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(None, None, None)
+
+    async def _serve(self, ready: threading.Event) -> None:
+        from aiohttp import web
+
+        from fairtrial.integrations.tracing.connections import ReceiverServer
+
+        runner = web.ServerRunner(ReceiverServer(self._answer))
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port or self._wanted_port)
+            await site.start()
+            self._port = runner.addresses[0][1]
+            ended = asyncio.Event()
+            self._stop = (asyncio.get_running_loop(), ended)
+            ready.set()
+            await ended.wait()
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        from aiohttp import web
+
+        # Pages in a browser, which could reach this machine by DNS rebinding. Applications send no Origin.
+        if "Origin" in request.headers:
+            return web.Response(status=403, text="requests of web pages are refused\n")
+        if self._host in _LOOPBACK and _name_of(request.host) not in _LOOPBACK:
+            return web.Response(status=421, text="this receiver answers to this machine only\n")
+        path = request.path.rstrip("/")
+        if not path.endswith(("/v1/traces", "/v1/logs")):
+            return web.Response(status=404, text="spans are received at /v1/traces, log records at /v1/logs\n")
+        if request.method != "POST":
+            return web.Response(status=405, headers={"Allow": "POST"})
+        kind = request.content_type
+        if kind not in (_JSON, _PROTOBUF):
+            return web.Response(status=415, text=f"the content type must be {_PROTOBUF} or {_JSON}\n")
+        try:
+            body = await self._body(request)
+            is_json = kind == _JSON
+            if path.endswith("/v1/traces"):
+                self._buffer.add(parse_traces(body, is_json=is_json))
+            else:
+                self._buffer.add((), parse_logs(body, is_json=is_json))
+        except TimeoutError:
+            return web.Response(status=408, text="the request did not arrive in time\n")
+        except LimitExceededError as error:
+            return web.Response(status=413, text=f"{error}\n")
+        except DataError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        return web.Response(body=b"{}" if kind == _JSON else b"", content_type=kind)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        """Read the body, which must stay within the limit, also while it is decompressed."""
+        budget = ExpansionBudget("the body", self._limit, "TraceReceiver(max_body_bytes=...)")
+        budget.check(request.content_length or 0)
+        body = bytearray()
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.content.iter_chunked(65_536):
+                body += part
+                budget.check(len(body))
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in _ENCODINGS:
+            raise DataError(f"the content encoding must be gzip, deflate or none (got {encoding[:40]!r})")
+        # In a thread: other senders are answered meanwhile.
+        return await in_thread(lambda: expand(bytes(body), _ENCODINGS[encoding], budget))
+
+
+def _name_of(host: str) -> str:
+    """Return the name or address in a `Host`, in lower case and without its port."""
+    name, separator, port = host.lower().rpartition(":")
+    return (name if separator and port.isdecimal() else host.lower()).strip("[]")

@@ -1,0 +1,1 @@
+"""Comparisons of two runs: pairing, verdicts, the document, and `compare`."""

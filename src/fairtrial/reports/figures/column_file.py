@@ -1,0 +1,429 @@
+"""Column files: the numbers of a run as arrays on disk, mapped into memory.
+
+`open_columns` returns those of a run in its present state. A file that is current is only mapped; otherwise it is
+built, and blocks of trials that have not changed since the last time are copied from the file instead of read from the
+store.
+The cache only saves time: if it cannot be written, the arrays are in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairtrial.base.codec import decode
+from fairtrial.base.lru import LruCache
+from fairtrial.base.types import JSON
+from fairtrial.reports.figures.column_blocks import BLOCK, OPTIONAL_ARRAYS, RESULT_ARRAYS, BlockReader
+from fairtrial.reports.figures.column_samples import SampleArrays, read_samples
+from fairtrial.reports.figures.stored_ids import StoredIds
+from fairtrial.store.column_cache import (
+    FIRST_ARRAY,
+    HEAD,
+    MAGIC,
+    ArrayPlace,
+    ColumnHeader,
+    column_path,
+    header_bytes,
+    read_header,
+    store_key,
+    totals_json,
+)
+from fairtrial.store.numbers import BlockState, NumberStore
+from fairtrial.store.protocol import RunRecord, RunStore
+
+type Progress = Callable[[int, int], None]
+
+_ALIGNED = 64
+_CHECKED_AT_ONCE = 1 << 20
+_OPEN_FILES = 8
+_REMEMBERED = 6
+_lock = threading.Lock()
+
+
+class ColumnFile:
+    """The arrays of one run in one state. Read-only; safe to use from several threads."""
+
+    def __init__(self, header: ColumnHeader, data: mmap.mmap | bytearray | bytes) -> None:
+        self.header = header
+        self._data = data
+        self._computed: LruCache[Hashable, Any] = LruCache(_REMEMBERED)  # From this state of the run.
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.header.arrays
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return an array; raises KeyError if the file has none of this name."""
+        place = self.header.arrays[name]
+        if not place.count:
+            return np.empty(0, dtype=place.dtype)
+        found: NDArray[Any] = np.frombuffer(self._data, dtype=place.dtype, count=place.count, offset=place.offset)
+        found.flags.writeable = False
+        return found
+
+    @cached_property
+    def sample_ordinals(self) -> NDArray[np.intp]:
+        """The ordinals of the known samples, ascending."""
+        if "sample_ordinals" in self:
+            return self.array("sample_ordinals").astype(np.intp)
+        return np.arange(self.header.arrays["id_lengths"].count, dtype=np.intp)
+
+    @cached_property
+    def ids(self) -> StoredIds:
+        """The ids of the known samples."""
+        ends = np.cumsum(self.array("id_lengths"), dtype=np.int64)
+        return StoredIds(memoryview(self.array("id_text")), ends - self.array("id_lengths"), ends)
+
+    def metadata_values(self, key: str) -> list[JSON]:
+        """Return the distinct values of a coded metadata key: that of code 1 first."""
+        known = self.remembered(("values", key))
+        if known is None:
+            known = [decode(object, text, frozen=True) for text in self.header.codes[key]]
+            self.remember(("values", key), known)
+        return list(known)
+
+    def remembered(self, key: Hashable) -> Any:
+        """Return what was computed under this key in this process; None if it is no longer known."""
+        with _lock:
+            return self._computed.get(key)
+
+    def remember(self, key: Hashable, value: Any) -> None:
+        """Keep what was computed; what was used longest ago gives way."""
+        with _lock:
+            self._computed.put(key, value)
+
+
+_open: LruCache[Path, tuple[tuple[int, ...], ColumnFile]] = LruCache(_OPEN_FILES)
+_in_memory: LruCache[Path, ColumnFile] = LruCache(_OPEN_FILES // 4)  # Those that could not be written.
+
+
+def open_columns(
+    store: RunStore, run: RunRecord, *, build: bool = True, progress: Progress | None = None
+) -> ColumnFile | None:
+    """Return the columns of a run in its present state; None if its store is not a database.
+
+    Args:
+        store: The store of the run.
+        run: The run.
+        build: Whether to build the file if it is absent or out of date; else None is returned then.
+        progress: Called with the numbers of trials read and planned while it is built.
+    """
+    if not isinstance(store, NumberStore):
+        return None
+    run = store.get_run(run.run_id)  # It may have been continued since the caller read it.
+    path, key = column_path(store.identity, run.run_id), store_key(store.identity)
+    old = _load(path)
+    if old is None:
+        with _lock:
+            old = _in_memory.get(path)
+    if old is not None and not old.header.is_of(key, run):
+        old = None
+    if old is not None and old.header.has_ended(run):
+        return old
+    if old is None and not build:
+        return None
+    try:
+        return _refresh(store, run, path, key, old, build=build, progress=progress)
+    except (KeyError, IndexError, TypeError, ValueError):
+        if old is None:
+            raise
+        # The old file is not what its header says: it is as if there were none.
+        return _refresh(store, run, path, key, None, build=True, progress=progress) if build else None
+
+
+def write_columns(store: RunStore, run: RunRecord) -> bool:
+    """Write the column file of a run that has ended; returns whether there is one now. Never raises."""
+    try:
+        return isinstance(store, NumberStore) and open_columns(store, run) is not None
+    except Exception:  # A cache: whatever goes wrong will be seen, or not, when the run is read.
+        return False
+
+
+def forget() -> None:
+    """Close the files that this process has open; they are checked again when they are next opened."""
+    with _lock:
+        _open.clear()
+        _in_memory.clear()
+
+
+def _load(path: Path) -> ColumnFile | None:
+    """Map a file; None if it is absent or damaged. Its bytes are checked once in each process."""
+    try:
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+            with _lock:
+                known = _open.get(path)
+            if known is not None and known[0] == identity:
+                return known[1]
+            header = read_header(file)
+            if header is None or not _intact(file.fileno(), header):
+                return None
+            found = ColumnFile(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        return None
+    with _lock:
+        _open.put(path, (identity, found))
+    return found
+
+
+def _intact(handle: int, header: ColumnHeader) -> bool:
+    """Compare the bytes of all arrays with their CRCs. Read, not mapped: mapped pages count as memory."""
+    buffer = bytearray(_CHECKED_AT_ONCE)
+    view = memoryview(buffer)
+    for place in header.arrays.values():
+        crc, at, end = 0, place.offset, place.offset + place.size
+        while at < end:
+            count = os.preadv(handle, [view[: min(_CHECKED_AT_ONCE, end - at)]], at)
+            if not count:
+                return False
+            crc = zlib.crc32(view[:count], crc)
+            at += count
+        if crc != place.crc:
+            return False
+    return True
+
+
+def _refresh(
+    store: NumberStore,
+    run: RunRecord,
+    path: Path,
+    key: str,
+    old: ColumnFile | None,
+    *,
+    build: bool,
+    progress: Progress | None,
+) -> ColumnFile | None:
+    states: dict[int, BlockState] = {}
+    if old is None:
+        highest = store.highest_ordinal(run.run_id)
+    else:
+        final = _final_blocks(old.header)
+        states, highest = store.block_states(run.run_id, BLOCK, final)
+        states = {place: BlockState(*state) for place, state in enumerate(old.header.blocks[:final])} | states
+        highest = max(highest, final * BLOCK - 1)
+        unchanged = [list(states.get(place, (0, 0, 0))) for place in range(-(-(highest + 1) // BLOCK))]
+        same_samples = list(store.sample_state(run.run_id)) == old.header.samples
+        if unchanged == old.header.blocks and same_samples and old.header.finished_at == run.finished_at:
+            return old
+    if not build:
+        return None
+    builder = _FileBuilder(store, run, key, states, highest + 1, old, progress)
+    handle, aside = _create(path)
+    if handle is not None:
+        try:
+            with os.fdopen(handle, "r+b") as file:
+                builder.write(_FileTarget(file.fileno()))
+            os.replace(aside, path)
+            made = _load(path)
+            if made is not None and made.header.run_id == run.run_id:
+                return made
+        except OSError:  # A full disk.
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+    target = _MemoryTarget()
+    made = ColumnFile(builder.write(target), target.data)
+    with _lock:
+        _in_memory.put(path, made)
+    return made
+
+
+def _final_blocks(header: ColumnHeader) -> int:
+    """Return the number of leading blocks in which every trial is scored: they never change."""
+    for place, (_stored, scored, _attempts) in enumerate(header.blocks):
+        if scored != BLOCK:
+            return place
+    return len(header.blocks)
+
+
+def _create(path: Path) -> tuple[int | None, str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return tempfile.mkstemp(dir=path.parent)  # Mode 0600.
+    except OSError:
+        return None, ""
+
+
+class _FileTarget:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def write(self, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            count = os.pwrite(self._handle, view, offset)
+            view, offset = view[count:], offset + count
+
+    def crc(self, offset: int, size: int) -> int:
+        crc = 0
+        while size:
+            data = os.pread(self._handle, min(size, _CHECKED_AT_ONCE), offset)
+            crc, offset, size = zlib.crc32(data, crc), offset + len(data), size - len(data)
+        return crc
+
+
+class _MemoryTarget:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        if len(self.data) < offset + len(view):
+            self.data.extend(bytes(offset + len(view) - len(self.data)))
+        self.data[offset : offset + len(view)] = view
+
+    def crc(self, offset: int, size: int) -> int:
+        return zlib.crc32(memoryview(self.data)[offset : offset + size])
+
+
+class _FileBuilder:
+    """Builds the file of one run: samples first, then the results, block by block."""
+
+    def __init__(
+        self,
+        store: NumberStore,
+        run: RunRecord,
+        key: str,
+        states: dict[int, BlockState],
+        extent: int,
+        old: ColumnFile | None,
+        progress: Progress | None,
+    ) -> None:
+        self._store, self._run, self._key = store, run, key
+        self._states, self._extent, self._old = states, extent, old
+        self._progress = progress
+
+    def write(self, target: _FileTarget | _MemoryTarget) -> ColumnHeader:
+        run, store = self._run, self._store
+        places: dict[str, tuple[str, int, int]] = {}
+        self._end = FIRST_ARRAY
+        samples = self._samples(target, places)
+        reader = BlockReader(run, None if self._old is None else self._old.header)
+        blocks, rows = self._results(target, places, reader)
+        totals = [totals_json(one) for one in store.totals(run.run_id)]
+        now = store.get_run(run.run_id)
+        counted = sum(sum(one["outcomes"].values()) for one in totals)
+        # What was written meanwhile belongs to another state: the next reader compares the blocks.
+        unrevised = now.revision == run.revision
+        settled = now.finished_at is not None and now.finished_at == run.finished_at and counted == rows
+        header = ColumnHeader(
+            store=self._key,
+            run_id=run.run_id,
+            created_at=run.created_at,
+            finished_at=run.finished_at if settled else None,
+            revision=run.revision if unrevised else None,
+            fingerprint=run.dataset_fingerprint,
+            planned=run.planned,
+            rows=rows,
+            extent=self._extent,
+            blocks=blocks,
+            samples=list(samples.state),
+            settled_samples=samples.settled,
+            totals=totals,
+            metrics=reader.metrics_json(),
+            directions=reader.directions_json(),
+            ranges=[{name: ends and list(ends) for name, ends in known.items()} for known in reader.ranges],
+            codes=samples.codes,
+            uncoded=sorted(samples.uncoded),
+            arrays={
+                name: ArrayPlace(dtype, offset, count, target.crc(offset, count * np.dtype(dtype).itemsize))
+                for name, (dtype, offset, count) in places.items()
+            },
+        )
+        text = header_bytes(header)
+        target.write(self._end, text)
+        target.write(0, HEAD.pack(MAGIC, self._end, len(text), zlib.crc32(text)))
+        return header
+
+    def _samples(self, target: _FileTarget | _MemoryTarget, places: dict[str, tuple[str, int, int]]) -> SampleArrays:
+        start = self._end
+
+        def add_ids(data: bytes) -> None:
+            if data:
+                target.write(self._end, data)
+                self._end += len(data)
+
+        samples = read_samples(self._store, self._run, self._old, add_ids)
+        places["id_text"] = ("u1", start, self._end - start)
+        for name, array in samples.arrays.items():
+            self._place(target, places, name, array.dtype.str[1:], array.size)
+            if array.size:
+                target.write(places[name][1], array)
+        return samples
+
+    def _place(
+        self,
+        target: _FileTarget | _MemoryTarget,
+        places: dict[str, tuple[str, int, int]],
+        name: str,
+        dtype: str,
+        count: int,
+    ) -> None:
+        offset = -(-self._end // _ALIGNED) * _ALIGNED
+        places[name] = (dtype, offset, count)
+        self._end = offset + count * np.dtype(dtype).itemsize
+        if self._end > offset:
+            target.write(self._end - 1, b"\0")  # The file has its size, also where nothing is written.
+
+    def _results(
+        self,
+        target: _FileTarget | _MemoryTarget,
+        places: dict[str, tuple[str, int, int]],
+        reader: BlockReader,
+    ) -> tuple[list[list[int]], int]:
+        old = self._old
+        blocks: list[list[int]] = []
+        rows = 0
+        for name, dtype in RESULT_ARRAYS.items():
+            if name not in OPTIONAL_ARRAYS:
+                self._place(target, places, name, dtype, self._extent)
+        for number, start in enumerate(range(0, self._extent, BLOCK)):
+            end = min(start + BLOCK, self._extent)
+            state = self._states.get(number, BlockState(0, 0, 0))
+            if old is not None and _has_block(old.header, number, state, end):
+                arrays = {name: old.array(name)[start:end] for name in old.header.arrays if is_by_ordinal(name)}
+            else:
+                arrays, state = reader.read(self._store, self._run.run_id, start, end)
+            for name, array in arrays.items():
+                if name not in places:
+                    self._place(target, places, name, array.dtype.str[1:], self._extent)
+                    self._fill(target, places[name], 0, start)
+                target.write(places[name][1] + start * array.dtype.itemsize, np.ascontiguousarray(array))
+            for name, place in places.items():
+                if is_by_ordinal(name) and name not in arrays:
+                    self._fill(target, place, start, end)
+            blocks.append(list(state))
+            rows += state.stored
+            if self._progress is not None:
+                self._progress(end, self._run.planned)
+        return blocks, rows
+
+    def _fill(self, target: _FileTarget | _MemoryTarget, place: tuple[str, int, int], start: int, end: int) -> None:
+        """Write that trials have no value."""
+        dtype, offset, _count = place
+        for first in range(start, end, BLOCK):
+            size = min(first + BLOCK, end) - first
+            empty = np.full(size, np.nan if dtype == "f8" else -1, dtype=dtype)
+            target.write(offset + first * empty.dtype.itemsize, empty)
+
+
+def _has_block(header: ColumnHeader, number: int, state: BlockState, end: int) -> bool:
+    return number < len(header.blocks) and header.blocks[number] == list(state) and end <= header.extent
+
+
+def is_by_ordinal(name: str) -> bool:
+    """True if an array has one number for each trial."""
+    return name in RESULT_ARRAYS or name.startswith(("metric:", "verdict:"))

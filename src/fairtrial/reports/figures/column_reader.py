@@ -1,0 +1,461 @@
+"""Reads the columns of an experiment: from its column file, or from the store without making a result of every row.
+
+numpy is imported here: import this module only where numbers are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import batched, chain, repeat
+from typing import Any, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.errors import ConfigurationError
+from fairtrial.reports.figures.column_file import ColumnFile, open_columns
+from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray, RepeatedInputs, codes_of, hashable
+from fairtrial.reports.figures.contents import SampleContents
+from fairtrial.reports.figures.metrics import (
+    BUILT_IN,
+    COST,
+    COSTS,
+    LATENCY,
+    NOT_RUN,
+    OUTCOME_CLASS,
+    PASSED,
+    REWARD,
+    VALUE,
+    VERDICT_PREFIX,
+    Range,
+    is_verdict,
+    verdict_column,
+    widen,
+)
+from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
+from fairtrial.store.rows import OUTCOMES
+from fairtrial.store.sample_hashes import UNKNOWN
+
+_PAGE = 5_000  # Trials per batch.
+_VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}
+_NO_VERDICTS: Mapping[str, str] = {}
+SMALLEST_FILE = 5_000
+"""Trials from which on a run gets a column file when it is read. Smaller runs are read as quickly without."""
+_CLASSES = np.zeros(max(OUTCOMES.values()) + 1, dtype=np.int8)
+for _outcome, _code in OUTCOMES.items():
+    _CLASSES[_code] = OUTCOME_CLASS[_outcome]
+
+
+def read_columns(
+    source: ExperimentSource,
+    *,
+    metrics: Iterable[str] | None = None,
+    cluster: str | None = None,
+    keys: Sequence[str] = (),
+    inputs: Mapping[str, Callable[[Any], Hashable]] = EMPTY,
+    name: str | None = None,
+    costs: bool = False,
+) -> Columns:
+    """Read the columns of one experiment.
+
+    Args:
+        source: The experiment.
+        metrics: The metrics to read; by default all, the verdicts on each criterion ("passed:polite"), and of what is
+            built in "passed", "value" and, where it differs from the value, "reward".
+        cluster: The metadata key of clusters; None for that of the run (`EvalConfig.cluster`), "" for no clusters.
+        keys: Metadata keys whose values become `groups`.
+        inputs: Functions of each sample's input whose results become `groups`.
+        name: The name of the columns; that of the experiment by default.
+        costs: Whether to read latency, tokens and cost too.
+    """
+    run = source.run
+    key = source.cluster_key if cluster is None else cluster
+    wanted = None if metrics is None else frozenset(metrics)
+    reader = _reader(source, wanted, costs=costs)
+    ordinals, ids, facts = reader.facts([*keys, key] if key else list(keys))
+    declared: Sequence[Hashable] = facts[-1] if key else ()
+    if cluster and len(ids) and _all_none(declared):
+        raise ConfigurationError(
+            f"no sample of run {run.run_id} has {cluster!r} in its metadata, so it names no cluster"
+        )
+    labels, repeated = (
+        _with_repeated_inputs(source, ordinals, declared, reader.repeated_inputs()) if key else (declared, None)
+    )
+    clusters = None if _all_none(labels) else codes_of(labels)
+    if clusters is not None and np.unique(clusters).size == len(ids):
+        clusters = None  # Each sample is its own cluster: they are independent.
+    groups: dict[str, Sequence[Hashable]] = dict(zip(keys, facts, strict=False))
+    if inputs:
+        groups |= _of_inputs(source, ordinals, inputs)
+    outcomes, values, directions, ranges = reader.numbers(ordinals)
+    note = run.noted.adaptive
+    return Columns(
+        source.name if name is None else name,
+        ids,
+        run.dataset_size,
+        outcomes,
+        values,
+        clusters,
+        FrozenDict(groups),
+        run.dataset_fingerprint,
+        None if note is None else int(np.count_nonzero(ordinals < note.samples)),
+        ranges=FrozenDict({name: ends for name, ends in ranges.items() if ends is not None}),
+        directions=FrozenDict(directions),
+        stopped_by_width=note is not None and note.rule.narrower_than is not None,
+        repeated_inputs=repeated,
+        contents=SampleContents(lambda: _hashes(source, ordinals)),
+    )
+
+
+def sample_ordinals(source: ExperimentSource) -> IntArray:
+    """Return the ordinals of the samples whose columns are read, in the same order."""
+    return _reader(source, frozenset(), costs=False).facts(())[0]
+
+
+type _Numbers = tuple[NDArray[np.int8], dict[str, FloatArray], dict[str, bool], Mapping[str, Range | None]]
+
+
+class _Reader(Protocol):
+    """Reads what columns are made of. All readers return exactly the same numbers, in the same order."""
+
+    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
+        """Return ordinals and ids of the known samples, and their values of each of these metadata keys."""
+        ...
+
+    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
+        """Return (ordinal, hash of the input) of the known samples whose input is not unique, ascending."""
+        ...
+
+    def numbers(self, ordinals: IntArray) -> _Numbers:
+        """Return outcomes and values of these samples, and the directions and ranges that metrics declare."""
+        ...
+
+
+def _reader(source: ExperimentSource, wanted: frozenset[str] | None, *, costs: bool) -> _Reader:
+    file = open_columns(source.store, source.run, build=source.run.planned >= SMALLEST_FILE)
+    return _StoreReader(source, wanted, costs) if file is None else _FileReader(source, file, wanted, costs)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreReader:
+    """Reads from the store, trial by trial."""
+
+    source: ExperimentSource
+    wanted: frozenset[str] | None
+    costs: bool
+
+    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
+        return _facts(self.source, keys)
+
+    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
+        return self.source.store.repeated_inputs(self.source.run.run_id)
+
+    def numbers(self, ordinals: IntArray) -> _Numbers:
+        run, store = self.source.run, self.source.store
+        table = _Cells(run.dataset_size, run.repeats, len(run.experiments), self.wanted, costs=self.costs)
+        for page in batched(store.scores(run.run_id, experiment=self.source.name), _PAGE):
+            table.add(page)
+        return *table.arrays(ordinals), table.directions, table.ranges
+
+
+@dataclass(frozen=True, slots=True)
+class _FileReader:
+    """Reads from the column file of the run."""
+
+    source: ExperimentSource
+    file: ColumnFile
+    wanted: frozenset[str] | None
+    costs: bool
+
+    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
+        if any(key in self.file.header.uncoded for key in keys):
+            return _facts(self.source, keys)
+        return self.file.sample_ordinals, self.file.ids, [self._labels(key) for key in keys]
+
+    def _labels(self, key: str) -> Sequence[Hashable]:
+        if key not in self.file.header.codes:
+            return _Nothing(len(self.file.ids))
+        values = np.empty(len(self.file.header.codes[key]) + 1, dtype=object)
+        values[0] = None
+        values[1:] = [hashable(value) for value in self.file.metadata_values(key)]
+        found: list[Hashable] = values[self.file.array(f"meta:{key}")].tolist()
+        return found
+
+    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
+        if "repeated" not in self.file:
+            return ()
+        places, hashes = self.file.array("repeated").reshape(2, -1).tolist()
+        return list(zip(places, hashes, strict=True))
+
+    def numbers(self, ordinals: IntArray) -> _Numbers:
+        asked = ("numbers", self.source.name, self.wanted, self.costs)
+        found: _Numbers | None = self.file.remembered(asked)
+        if found is None:
+            found = self._numbers(ordinals)
+            self.file.remember(asked, found)
+        return found
+
+    def _numbers(self, ordinals: IntArray) -> _Numbers:
+        file, run = self.file, self.source.run
+        place = run.experiments.index(self.source.name)
+        names = [name for name, *_first in file.header.metrics[place]]
+
+        def cells(name: str, missing: float, dtype: Any) -> NDArray[Any]:
+            return _cells_of(file.array(name), run, place, missing, dtype)
+
+        classes = _CLASSES[cells("outcome", 0, np.uint8)]
+        found: dict[str, FloatArray] = {}
+        score = cells("score", np.nan, np.float64)
+        scored = ~np.isnan(score)
+        if self._wants(PASSED):
+            found[PASSED] = _absent_as_nan(cells("passed", -1, np.float64), also=~scored)
+        if self._wants(VALUE):
+            found[VALUE] = score
+        ran = classes != NOT_RUN
+        for name in COSTS:
+            if self.costs or (self.wanted is not None and name in self.wanted):
+                numbers = self._cost(name, cells, ran)
+                if numbers is not None:
+                    found[name] = numbers
+        if self._wants(REWARD) and scored.any():
+            reward = cells("reward", np.nan, np.float64) if "reward" in file else None
+            found[REWARD] = score if reward is None else np.where(np.isnan(reward), score, reward)
+        for name in names:
+            if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
+                found[name] = cells(f"metric:{name}", np.nan, np.float64)
+        for name in names:
+            column = verdict_column(name)
+            if self._wants(column) and f"verdict:{name}" in file:
+                verdicts = _absent_as_nan(cells(f"verdict:{name}", -1, np.float64))
+                if np.isfinite(verdicts).any():
+                    found[column] = verdicts
+        _drop_equal_rewards(found, self.wanted)
+        directions = {name: higher for name, higher, *_first in file.header.directions[place]}
+        told = file.header.ranges[place].items()
+        ranges = {name: None if ends is None else (ends[0], ends[1]) for name, ends in told}
+        if ordinals.size == run.dataset_size:
+            return classes, found, directions, ranges
+        return classes[ordinals], {name: array[ordinals] for name, array in found.items()}, directions, ranges
+
+    def _wants(self, name: str) -> bool:
+        return self.wanted is None or name in self.wanted
+
+    def _cost(self, name: str, cells: Callable[..., NDArray[Any]], ran: NDArray[np.bool_]) -> FloatArray | None:
+        if name == COST:
+            if COST not in self.file:
+                return None
+            numbers = cells(COST, np.nan, np.float64)
+            numbers = np.where(ran, numbers, np.nan)
+        elif name == LATENCY:
+            numbers = _absent_as_nan(cells(LATENCY, -1, np.float64), also=~ran)
+        else:
+            numbers = cells("input_tokens", 0, np.float64) + cells("output_tokens", 0, np.float64)
+            numbers[~ran] = np.nan
+        return numbers if np.isfinite(numbers).any() else None
+
+
+def _cells_of(array: NDArray[Any], run: RunRecord, experiment: int, missing: float, dtype: Any) -> NDArray[Any]:
+    """Return the cells of one experiment, a row for each sample of the plan, of an array by ordinal."""
+    width = len(run.experiments) * run.repeats
+    rows = -(-array.size // width)
+    if rows * width != array.size:
+        array = np.append(array, np.full(rows * width - array.size, missing, dtype=array.dtype))
+    found = array.reshape(rows, len(run.experiments), run.repeats)[:, experiment, :]
+    if rows == run.dataset_size:
+        return np.ascontiguousarray(found, dtype=dtype)
+    cells = np.full((run.dataset_size, run.repeats), missing, dtype=dtype)
+    cells[:rows] = found
+    return cells
+
+
+def _absent_as_nan(numbers: FloatArray, *, also: NDArray[np.bool_] | None = None) -> FloatArray:
+    """Return a copy with NaN in place of -1, and where `also` says so."""
+    absent = numbers < 0 if also is None else (numbers < 0) | also
+    return np.where(absent, np.nan, numbers) if absent.any() else numbers
+
+
+def _drop_equal_rewards(values: dict[str, FloatArray], wanted: frozenset[str] | None) -> None:
+    """Leave rewards out that are the values, unless they are asked for."""
+    if wanted is None and REWARD in values and np.array_equal(values[REWARD], values[VALUE], equal_nan=True):
+        del values[REWARD]
+
+
+def _all_none(labels: Sequence[Hashable]) -> bool:
+    return isinstance(labels, _Nothing) or all(label is None for label in labels)
+
+
+class _Nothing(Sequence[None]):
+    """None for every sample."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> None: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Nothing: ...
+    def __getitem__(self, index: int | slice) -> _Nothing | None:
+        if isinstance(index, slice):
+            return _Nothing(len(range(*index.indices(self._count))))
+        range(self._count)[index]  # Raises IndexError.
+        return None
+
+    def __iter__(self) -> Iterator[None]:
+        return repeat(None, self._count)
+
+
+class _Cells:
+    """Cells in plan order (sample-major), filled in batches."""
+
+    def __init__(
+        self, samples: int, repeats: int, experiments: int, wanted: frozenset[str] | None, *, costs: bool = False
+    ) -> None:
+        self._shape = (samples, repeats)
+        self._experiments = experiments
+        self._wanted = wanted
+        self._costs = [name for name in COSTS if costs or (wanted is not None and name in wanted)]
+        self._wants_verdicts = wanted is None or any(name.startswith(VERDICT_PREFIX) for name in wanted)
+        self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
+        self._values: dict[str, FloatArray] = {}
+        self.directions: dict[str, bool] = {}
+        self.ranges: dict[str, Range | None] = {}
+        self._names: dict[str, None] = {}  # Of metrics, in the order of their first occurrence.
+        for name in (PASSED, VALUE):
+            if self._wants(name):
+                self._column(name)
+
+    def _wants(self, name: str) -> bool:
+        return self._wanted is None or name in self._wanted
+
+    def _column(self, name: str) -> FloatArray:
+        return self._values.setdefault(name, np.full(self._outcomes.size, np.nan))
+
+    def add(self, rows: Sequence[ScoreRow]) -> None:
+        repeats = self._shape[1]
+        ordinals = np.fromiter((row.ordinal for row in rows), dtype=np.intp, count=len(rows))
+        cells = ordinals // (repeats * self._experiments) * repeats + ordinals % repeats
+        self._outcomes[cells] = [OUTCOME_CLASS[row.outcome] for row in rows]
+        for name in self._costs:
+            self._set(name, cells, [None if row.outcome == "not_run" else getattr(row, name) for row in rows])
+        places = [place for place, row in enumerate(rows) if row.value is not None]
+        scored, some = cells[places], [rows[place] for place in places]
+        if self._wants(PASSED):
+            self._set(PASSED, scored, [row.passed for row in some])
+        if self._wants(VALUE):
+            self._set(VALUE, scored, [row.value for row in some])
+        if self._wants(REWARD):
+            self._set(REWARD, scored, [row.reward for row in some])
+        metrics = [row.metrics for row in some]
+        names = dict.fromkeys(chain.from_iterable(metrics))
+        self._names.update(names)
+        for name in names:
+            # A built-in metric takes precedence over one with the same name.
+            if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
+                self._set(name, scored, [found.get(name) for found in metrics])
+        # Most scores are alike; in the order in which they came, since the first declared direction counts.
+        kinds = dict.fromkeys((row.verdicts, tuple(row.metrics)) for row in some)
+        for facts, declared in kinds:
+            if facts and not facts.isdigit():
+                self._add_declared(facts, declared)
+        if self._wants_verdicts:
+            self._add_verdicts(scored, some)
+
+    def _add_declared(self, facts: str, names: tuple[str, ...]) -> None:
+        codes, ranges = split_facts(facts)
+        for name, code in zip(names, codes, strict=True):
+            _, higher = METRIC_CODES[code]
+            if higher is not None:
+                self.directions.setdefault(name, higher)
+        for place, bounds in ranges.items():
+            widen(self.ranges, REWARD if place == REWARD_PLACE else names[place], bounds)
+
+    def _add_verdicts(self, cells: IntArray, rows: Sequence[ScoreRow]) -> None:
+        judged = [
+            dict(zip(row.metrics, split_facts(row.verdicts)[0], strict=True)) if row.verdicts else _NO_VERDICTS
+            for row in rows
+        ]
+        for criterion in dict.fromkeys(chain.from_iterable(judged)):
+            name = verdict_column(criterion)
+            if self._wants(name):
+                self._set(name, cells, [_VERDICTS.get(verdicts.get(criterion, "")) for verdicts in judged])
+
+    def _set(self, name: str, cells: IntArray, values: Sequence[float | None]) -> None:
+        numbers = np.array(values, dtype=np.float64)  # None becomes NaN.
+        if np.isfinite(numbers).any():
+            self._column(name)[cells] = numbers
+
+    def arrays(self, ordinals: IntArray) -> tuple[NDArray[np.int8], dict[str, FloatArray]]:
+        outcomes = self._outcomes.reshape(self._shape)
+        order = (PASSED, VALUE, *COSTS, REWARD, *self._names, *map(verdict_column, self._names))
+        values = {name: self._values[name].reshape(self._shape) for name in order if name in self._values}
+        _drop_equal_rewards(values, self._wanted)
+        if ordinals.size == self._shape[0]:
+            return outcomes, values
+        return outcomes[ordinals], {name: array[ordinals] for name, array in values.items()}
+
+
+def _facts(source: ExperimentSource, keys: Sequence[str]) -> tuple[IntArray, list[str], list[Sequence[Hashable]]]:
+    known = [row for row in source.store.sample_facts(source.run.run_id, keys) if row[0] < source.run.dataset_size]
+    ordinals = np.fromiter((row[0] for row in known), dtype=np.intp, count=len(known))
+    columns = zip(*(row[2] for row in known), strict=True) if known else ((),) * len(keys)
+    facts: list[Sequence[Hashable]] = [
+        [None if value is None else hashable(value) for value in column] for column in columns
+    ]
+    return ordinals, [row[1] for row in known], facts
+
+
+def _hashes(source: ExperimentSource, ordinals: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    found = np.full((source.run.dataset_size, 2), UNKNOWN, dtype=np.int64)
+    for page in batched(source.store.sample_hashes(source.run.run_id), _PAGE):
+        known = np.array(page, dtype=np.int64)
+        known = known[known[:, 0] < len(found)]
+        found[known[:, 0]] = known[:, 1:]
+    return found[ordinals, 0], found[ordinals, 1]
+
+
+def _with_repeated_inputs(
+    source: ExperimentSource, ordinals: IntArray, declared: Sequence[Hashable], found: Sequence[tuple[int, int]]
+) -> tuple[Sequence[Hashable], RepeatedInputs | None]:
+    """Return the cluster of each sample; equal inputs form a cluster if none is declared."""
+    if not found:
+        return declared, None
+    where = {ordinal: place for place, ordinal in enumerate(ordinals.tolist())}
+    groups: dict[int, list[int]] = {}
+    for ordinal, content in found:
+        if ordinal in where:
+            groups.setdefault(content, []).append(where[ordinal])
+    groups = {content: places for content, places in groups.items() if len(places) > 1}
+    count = sum(len(places) - 1 for places in groups.values())
+    if not count:
+        return declared, None
+    if source.run.noted.is_adaptive:
+        why = "in a run that used its own results to stop they count as independent, which overstates its evidence."
+        return declared, RepeatedInputs(count, independent=why)
+    if len(groups) == 1 and count == len(ordinals) - 1:
+        return declared, None  # All inputs are equal: the real input must be elsewhere, such as in metadata.
+    labels, across = list(declared), 0
+    for content, places in groups.items():
+        across += len({labels[place] for place in places if labels[place] is not None}) > 1
+        for place in places:
+            if labels[place] is None:
+                labels[place] = ("input", content)
+    return labels, RepeatedInputs(count, across)
+
+
+def _of_inputs(
+    source: ExperimentSource, ordinals: IntArray, inputs: Mapping[str, Callable[[Any], Hashable]]
+) -> dict[str, Sequence[Hashable]]:
+    where = {ordinal: place for place, ordinal in enumerate(ordinals.tolist())}
+    groups: dict[str, list[Hashable]] = {name: [None] * len(where) for name in inputs}
+    for ordinal, sample in source.store.samples(source.run.run_id):
+        place = where.get(ordinal)
+        if place is not None:
+            for name, predicate in inputs.items():
+                groups[name][place] = hashable(predicate(sample.input))
+    return dict(groups)

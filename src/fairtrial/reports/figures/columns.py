@@ -1,0 +1,350 @@
+"""The numbers of one experiment as arrays: a row for each sample, a column for each repeat.
+
+`column_reader` reads them. numpy is imported here: import this module only where numbers are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairtrial.base.codec import canonical
+from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.errors import ConfigurationError
+from fairtrial.reports.figures.contents import SampleContents
+from fairtrial.reports.figures.metrics import (
+    COSTS,
+    FAILED,
+    LAST_COUNTED,
+    LATENCY,
+    MISSING,
+    NOT_RUN,
+    REWARD,
+    SCORED,
+    UNIT,
+    VALUE,
+    Range,
+    View,
+    is_verdict,
+)
+from fairtrial.reports.figures.stored_ids import StoredIds
+from fairtrial.stats import JudgedTrials, Repeats
+
+type FloatArray = NDArray[np.float64]
+type IntArray = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelColumn:
+    """People's labels for one metric, cell by cell; NaN where there is none.
+
+    `weights` are those of the labels, None if all are equal. `certain` marks cells whose label nobody had to give.
+    `by_verdict` says that trials were drawn at random within each verdict of the judge. `refusal` says why these labels
+    correct nothing, if they do not, and `undrawn` why they may not be a random sample.
+    """
+
+    metric: str
+    values: FloatArray
+    weights: FloatArray | None = None
+    certain: NDArray[np.bool_] | None = None
+    by_verdict: bool = False
+    refusal: str | None = None
+    undrawn: str | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of labelled trials."""
+        return int(np.count_nonzero(np.isfinite(self.values) & (True if self.certain is None else ~self.certain)))
+
+    def take(self, places: IntArray) -> LabelColumn:
+        """Return the samples at these positions."""
+        return replace(
+            self,
+            values=self.values[places],
+            weights=None if self.weights is None else self.weights[places],
+            certain=None if self.certain is None else self.certain[places],
+        )
+
+    def completed(self, gaps: NDArray[np.bool_], value: float) -> LabelColumn:
+        """Return the labels of more samples, with `value` in every gap, as if it were certain."""
+        pad = ((0, len(gaps) - len(self.values)), (0, 0))
+        return replace(
+            self,
+            values=np.where(gaps, value, np.pad(self.values, pad, constant_values=np.nan)),
+            weights=None if self.weights is None else np.pad(self.weights, pad, constant_values=1.0),
+            certain=gaps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedInputs:
+    """Samples with the same input as others.
+
+    `samples` repeat the input of an earlier one. They are clusters unless `independent` says why not. `across` inputs
+    occur in several declared clusters, which stay as they were declared.
+    """
+
+    samples: int
+    across: int = 0
+    independent: str = ""
+
+    @property
+    def remark(self) -> str:
+        """Return a remark about them."""
+        many = f"{self.samples:,} samples repeat" if self.samples > 1 else "1 sample repeats"
+        said = f"{many} the input of another"
+        if self.independent:
+            return f"{said}; {self.independent}"
+        if self.across:
+            shared = "1 input is" if self.across == 1 else f"{self.across:,} inputs are"
+            return f"{said}; {shared} in more than one declared cluster, which count as independent."
+        return f"{said}; {'they count as clusters' if self.samples > 1 else 'the two count as a cluster'}."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The numbers of one experiment: `outcomes` and each of `values` have a row per sample and a column per repeat.
+
+    A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those whose names are stored.
+    `clusters` numbers the cluster of each sample; None if samples are independent. `groups` maps each slicing key to
+    the slice of each sample. `adaptive` is set if the run decided from its own results when to stop: the number of
+    leading samples it had analysed by then (`analysed_prefix`). `ranges` are the declared bounds of metrics and
+    `directions` says of those that declare it whether more is better. `stopped_by_width`: the adaptive rule looked
+    at the width of intervals alone, so that ordinary intervals hold. `labels` correct the judge's verdicts.
+    `repeated_inputs` are part of `clusters`. `contents` say what each id means; None if that is not known.
+    """
+
+    name: str
+    ids: Sequence[str]
+    planned: int
+    outcomes: NDArray[np.int8]
+    values: Mapping[str, FloatArray]
+    clusters: IntArray | None = None
+    groups: Mapping[str, Sequence[Hashable]] = EMPTY
+    fingerprint: str = ""
+    adaptive: int | None = None
+    ranges: Mapping[str, Range] = EMPTY
+    directions: Mapping[str, bool] = EMPTY
+    stopped_by_width: bool = False
+    labels: LabelColumn | None = None
+    repeated_inputs: RepeatedInputs | None = None
+    contents: SampleContents | None = None
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Any],
+        *,
+        name: str = "columns",
+        ids: Sequence[str] | None = None,
+        clusters: Sequence[Hashable] | NDArray[Any] | None = None,
+        outcomes: NDArray[Any] | None = None,
+        groups: Mapping[str, Sequence[Hashable]] = EMPTY,
+        adaptive: int | None = None,
+        directions: Mapping[str, bool] = EMPTY,
+        ranges: Mapping[str, Range] = EMPTY,
+    ) -> Columns:
+        """Create columns from arrays of one score, or one row of repeats, per sample (default: all scored)."""
+        arrays: dict[str, FloatArray] = {}
+        for key, given in values.items():
+            array = np.asarray(given, dtype=np.float64)
+            arrays[key] = array[:, None] if array.ndim == 1 else array
+        shape = next(iter(arrays.values())).shape
+        classes = np.full(shape, SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
+        known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
+        codes = None if clusters is None else codes_of(clusters)
+        return cls(
+            name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive, ranges, directions
+        )
+
+    @property
+    def watched(self) -> bool:
+        """Whether the run stopped, or could have stopped, because of its rates: ordinary intervals do not hold."""
+        return self.adaptive is not None and not self.stopped_by_width
+
+    @property
+    def repeats(self) -> int:
+        """Planned repeats of each sample."""
+        return int(self.outcomes.shape[1])
+
+    @property
+    def trials(self) -> int:
+        """The number of planned trials."""
+        return self.planned * self.repeats
+
+    def count(self, *classes: int) -> int:
+        """Count trials with one of these outcomes."""
+        found = np.bincount(self.outcomes.reshape(-1), minlength=MISSING + 1)
+        return int(sum(found[one] for one in classes))
+
+    def counted(self, view: View) -> NDArray[np.bool_]:
+        """Return the trials that count, cell by cell."""
+        return np.asarray((self.outcomes >= SCORED) & (self.outcomes <= LAST_COUNTED[view]))
+
+    @property
+    def missing(self) -> int:
+        """Trials that say nothing about the system: not run, or not scored for reasons outside the system."""
+        return self.trials - self.count(SCORED, FAILED)
+
+    def gaps(self, metric: str) -> NDArray[np.bool_]:
+        """Return the trials without a value in this metric that should have one, cell by cell.
+
+        A failure of the system is none if the metric has a worst value, by its range and its direction. Nor is an
+        executed trial without a latency, which is a warm-up.
+        """
+        finite = np.isfinite(self.values.get(metric, np.full((1, 1), np.nan)))
+        if metric in COSTS:
+            return np.asarray(~finite & ~(self.counted("system") & (metric == LATENCY)))
+        known = metric in (VALUE, REWARD) or is_verdict(metric) or metric in self.directions
+        excused = (self.outcomes == FAILED) & (known and self.bounds(metric) is not None)
+        return np.asarray(~((self.outcomes == SCORED) & finite) & ~excused)
+
+    def missing_values(self, metric: str) -> int:
+        """Count planned trials without a value in this metric (see `gaps`)."""
+        return int(np.count_nonzero(self.gaps(metric))) + (self.planned - len(self.ids)) * self.repeats
+
+    def completed(self, metric: str, value: float, *, rows: int | None = None) -> Columns:
+        """Return one metric with every missing value replaced by `value`; `rows` are the samples of the plan."""
+        extra = (self.planned if rows is None else rows) - len(self.ids)
+        pad = ((0, extra), (0, 0))
+        values = np.broadcast_to(self.values.get(metric, np.full((1, 1), np.nan)), self.outcomes.shape)
+        gaps = np.pad(self.gaps(metric), pad, constant_values=True)
+        clusters = self.clusters
+        if clusters is not None and extra:
+            clusters = np.append(clusters, np.arange(extra, dtype=np.intp) + clusters.max(initial=-1) + 1)
+        return replace(
+            self,
+            ids=[*self.ids, *("" for _ in range(extra))],
+            planned=len(self.ids) + extra,
+            outcomes=np.where(gaps, SCORED, np.pad(self.outcomes, pad)).astype(np.int8),
+            values={metric: np.where(gaps, value, np.pad(values, pad))},
+            clusters=clusters,
+            groups=EMPTY,
+            labels=None if self.labels is None else self.labels.completed(gaps, value),
+            contents=None,
+        )
+
+    def take(self, rows: NDArray[Any]) -> Columns:
+        """Return the samples at these positions, or marked in a mask; they become the plan."""
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return replace(
+            self,
+            ids=take_ids(self.ids, places),
+            planned=int(places.size),
+            outcomes=self.outcomes[places],
+            values={name: array[places] for name, array in self.values.items()},
+            clusters=None if self.clusters is None else self.clusters[places],
+            groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
+            labels=None if self.labels is None else self.labels.take(places),
+            contents=None if self.contents is None else self.contents.take(places),
+        )
+
+    def without(self, rows: NDArray[np.bool_]) -> Columns:
+        """Return the same samples with the trials of some of them missing."""
+        return replace(
+            self,
+            outcomes=np.where(rows[:, None], NOT_RUN, self.outcomes).astype(np.int8),
+            values={name: np.where(rows[:, None], np.nan, array) for name, array in self.values.items()},
+        )
+
+    def analysed_prefix(self) -> Columns:
+        """Return the samples that an adaptive run had analysed when it stopped; all samples of other runs.
+
+        What finished beyond them did so because it was quick, and would mislead.
+        """
+        return self if self.adaptive is None else self.take(np.arange(self.adaptive, dtype=np.intp))
+
+    def bounds(self, metric: str) -> Range | None:
+        """Return the range of a metric: 0 to 1 for scores and verdicts, else the declared one; None without one."""
+        return UNIT if metric == VALUE or is_verdict(metric) else self.ranges.get(metric)
+
+    def outside(self, metric: str, bounds: Range) -> float | None:
+        """Return a value of a metric that lies outside of these bounds; None if there is none."""
+        values = self.values.get(metric, np.empty(0))
+        found = values[(values < bounds[0]) | (values > bounds[1])]
+        return float(found[0]) if found.size else None
+
+    def declare(self, bounds: Mapping[str, Range | None], directions: Mapping[str, bool]) -> Columns:
+        """Return the columns with these ranges (None: none) and directions; a value outside raises an error."""
+        for metric, ends in bounds.items():
+            if ends is not None and (outside := self.outside(metric, ends)) is not None:
+                raise ConfigurationError(
+                    f"bounds.{metric} must contain every number of {self.name} (got {outside:g}, outside of "
+                    f"{ends[0]:g} to {ends[1]:g})"
+                )
+        kept = {name: ends for name, ends in {**self.ranges, **bounds}.items() if ends is not None}
+        return replace(self, ranges=FrozenDict(kept), directions=FrozenDict({**self.directions, **directions}))
+
+    def scores(self, metric: str, view: View, *, worst: float | None = 0.0) -> Repeats:
+        """Return the scores of the counted trials of every sample; a failure scores `worst`, or nothing if None."""
+        values = self.values.get(metric, np.full((1, 1), np.nan))
+        finite = np.isfinite(values)
+        if not finite.any() and (self.count(SCORED) or metric in COSTS):
+            # No trial has this metric: failures alone must not define it.
+            return Repeats(np.empty(0), np.zeros(len(self.ids), dtype=np.intp))
+        scored = finite if metric in COSTS else (self.outcomes == SCORED) & finite
+        counted = scored
+        if worst is not None and view != "scored":
+            counted = scored | (self.counted(view) & (self.outcomes != SCORED))
+            values = np.where(scored, values, worst)
+        counts = counted.sum(axis=1).astype(np.intp)
+        return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)
+
+    def labels_of(self, metric: str) -> LabelColumn | None:
+        """Return the labels that correct this metric, if any."""
+        return self.labels if self.labels is not None and self.labels.metric == metric else None
+
+    def judged_trials(self, view: View, *, worst: float | None = 0.0) -> JudgedTrials:
+        """Return the counted trials of the metric with people's labels; failures are certain.
+
+        Samples without a counted trial are left out, and the others numbered from 0.
+        """
+        labels = self.labels
+        if labels is None:
+            raise ValueError("These columns have no labels.")
+        values = self.values[labels.metric]
+        scored = (self.outcomes == SCORED) & np.isfinite(values)
+        failed = np.zeros(scored.shape, dtype=np.bool_)
+        if worst is not None and view != "scored":
+            failed = self.counted(view) & ~scored & (self.outcomes != SCORED)
+        cells = scored | failed
+        known = failed if labels.certain is None else failed | labels.certain
+        places = np.cumsum(cells.any(axis=1)) - 1
+        return JudgedTrials(
+            scores=np.where(failed, np.nan, values)[cells],
+            labels=np.where(failed, 0.0 if worst is None else worst, labels.values)[cells],
+            weights=None if labels.weights is None else labels.weights[cells],
+            certain=known[cells],
+            samples=np.broadcast_to(places[:, None], cells.shape)[cells],
+        )
+
+
+def take_ids(ids: Sequence[str], places: IntArray) -> Sequence[str]:
+    """Return the ids at these positions."""
+    return ids.take(places) if isinstance(ids, StoredIds) else [ids[place] for place in places.tolist()]
+
+
+def hashable(value: Any) -> Hashable:
+    """Return a hashable form of a JSON value: lists and objects become their canonical text."""
+    return canonical(value).decode() if isinstance(value, list | dict) else value
+
+
+def codes_of(labels: Sequence[Hashable] | NDArray[Any]) -> IntArray:
+    """Number the clusters from 0; each sample without one is its own cluster."""
+    if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
+        return labels.astype(np.intp)
+    seen: dict[Hashable, int] = {}
+    names = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    # 1, 1.0 and True are equal in Python and three values in JSON.
+    return np.fromiter(
+        (
+            seen.setdefault((place,) if label is None else (label, type(label).__name__), len(seen))
+            for place, label in enumerate(names)
+        ),
+        dtype=np.intp,
+        count=len(names),
+    )

@@ -1,0 +1,1 @@
+"""Gates: checks of a run against rules, the document, and `gate`."""

@@ -1,0 +1,112 @@
+"""The document of a gate: the decision, then the requirement and result of each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fairtrial.base import formatting
+from fairtrial.base.formatting import bound_text, end_text, margin_text, open_range
+from fairtrial.reports.compare.document import change, comparison_document, span
+from fairtrial.reports.figures.metrics import is_ratio, is_verdict
+from fairtrial.reports.gate.checks import GateCheck
+from fairtrial.reports.gate.decision import GateRecord
+from fairtrial.reports.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
+
+MOST_REASONS = 6
+"""So many reasons beside the first are shown; of more, how many there are."""
+
+_TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
+
+
+def gate_document(result: GateRecord, cases: int) -> Document:
+    """Return the document, with at most `cases` flipped samples in each direction."""
+    plan = result.plan
+    first, *rest = result.reasons or ("",)
+    blocks: list[Block] = [
+        Conclusion(result.status, first, _TONES[result.status]),
+        Remarks(tuple(_summed_up(rest, result))),
+        _checks(result),
+        Remarks((*(() if plan is None else plan.lines), *result.warnings, *_exact(result))),
+    ]
+    if cases and result.comparison is not None:
+        inside = comparison_document(result.comparison, cases).blocks
+        blocks += [block for block in inside if not isinstance(block, Conclusion | Remarks)]
+    against = "" if result.baseline is None else f" against {result.baseline}"
+    about = () if plan is None else (plan.sentence,)
+    return Document(f"gate: {result.candidate}{against}", about, tuple(blocks))
+
+
+def _exact(result: GateRecord) -> tuple[str, ...]:
+    """Say why the interval of a rate is not that of its report."""
+    differs = any("(exact " in reason for reason in result.reasons)
+    return ("Gates use the exact interval of a rate, which is not that of reports.",) if differs else ()
+
+
+def _summed_up(reasons: Sequence[str], result: GateRecord) -> Iterator[str]:
+    """Yield the first reasons and, of a gate with many slices, how many there are in all: the table has each."""
+    if len(reasons) <= MOST_REASONS:
+        yield from reasons
+        return
+    yield from reasons[: MOST_REASONS - 1]
+    counted = [(status, sum(check.status == status for check in result.checks)) for status in ("fail", "inconclusive")]
+    said = " and ".join(f"{number:,} {status}" for status, number in counted if number)
+    yield f"Of all {len(result.checks):,} rules, the decision is: {said}; the table lists each."
+
+
+def rule(check: GateCheck) -> str:
+    """Return the requirement of a rule as text."""
+    where = "" if check.slice is None else f"{check.slice}: "
+    if check.kind == "margin":
+        margin = margin_text(check.bound, percent=is_verdict(check.metric), relative=is_ratio(check.metric))
+        return f"{where}{check.metric} at most {margin} worse"
+    bound = bound_text(check.bound, percent=is_verdict(check.metric))
+    return f"{where}{check.metric} at {'most' if check.kind == 'ceiling' else 'least'} {bound}"
+
+
+def _value(check: GateCheck, value: float | None) -> str:
+    if check.kind == "margin":
+        return change(check.metric, value)
+    return formatting.rate(value) if is_verdict(check.metric) else formatting.number(value)
+
+
+def _span(check: GateCheck) -> str:
+    if check.kind == "margin":
+        return span(check.metric, check.low, check.high)
+    low, high = (
+        None if end is None else end_text(end, check.bound, percent=is_verdict(check.metric))
+        for end in (check.low, check.high)
+    )
+    return open_range(low, high)
+
+
+def _bar(check: GateCheck) -> Bar | None:
+    """Return the bar of the interval with the bound."""
+    if check.value is None or check.low is None or check.high is None or not -1 <= check.low <= check.high <= 1:
+        return None
+    if check.kind != "margin":
+        return Bar(check.low, check.value, check.high, mark=check.bound) if check.low >= 0 else None
+    reach = max(abs(check.low), abs(check.high), check.bound) or 1.0
+    return Bar(check.low, check.value, check.high, -reach, reach, mark=-check.bound)
+
+
+def _checks(result: GateRecord) -> Table:
+    columns = (
+        Column("rule", "left", name=True),
+        Column("decision", "left"),
+        Column("found"),
+        Column("interval"),
+        Column("n"),
+        Column("bound |", "left", bar=True),
+    )
+    rows = [
+        (
+            rule(check),
+            Cell(check.status, _TONES[check.status]),
+            _value(check, check.value),
+            _span(check),
+            f"{check.n:,}",
+            _bar(check),
+        )
+        for check in result.checks
+    ]
+    return Table("Rules", columns, tuple(rows))

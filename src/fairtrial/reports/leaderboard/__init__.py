@@ -1,0 +1,1 @@
+"""Leaderboards and preferences of several systems."""

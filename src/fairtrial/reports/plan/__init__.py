@@ -1,0 +1,1 @@
+"""Plans: how many samples a question needs, and whether a run kept to its plan."""

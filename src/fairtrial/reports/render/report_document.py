@@ -1,0 +1,545 @@
+"""The document of a report: estimates with intervals and n, counts, costs and remarks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from fairtrial.base import formatting
+from fairtrial.reports.figures.error_groups import read_error_groups
+from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
+from fairtrial.reports.figures.experiment import ExperimentAnalysis, RunAnalysis
+from fairtrial.reports.figures.figures import Figures
+from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, quantile_name
+from fairtrial.reports.figures.source import code_versions
+from fairtrial.reports.plan.plan_check import check_run
+from fairtrial.reports.render import plots
+from fairtrial.reports.render.adaptive_remarks import adaptive_remarks
+from fairtrial.reports.render.document import (
+    Block,
+    Column,
+    Content,
+    Document,
+    Plot,
+    Remarks,
+    Section,
+    Table,
+)
+from fairtrial.reports.render.estimate_text import TITLES, bar, span, title_of, value
+from fairtrial.reports.render.history_table import history_remarks, history_table
+from fairtrial.reports.render.safe_text import plain, shown
+from fairtrial.reports.render.trial_details import all_trials, failed_trials
+from fairtrial.store.protocol import RunRecord
+
+_SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
+_MAY_REPEAT = (
+    ("pass_rate_all", "pass_rate"),
+    ("mean_score", "pass_rate"),
+    ("mean_score_all", "mean_score"),
+    ("mean_score_all", "pass_rate_all"),
+)
+_DRAWN_CRITERIA = 12
+_DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
+_NAME = 80
+_QUANTITIES = {LATENCY: "latency", COST: "cost"}
+_WITH_BARS = 3  # So many experiments have a row with a bar for each estimate; more would fill several screens.
+_ERROR_GROUPS = 4
+_FEW = 20  # With more trials than this to read, a document is a page that stands alone.
+_PER_CASE = 10  # A page lists ten times as many trials as it would list failures.
+_LOOKED_AT, _MOST_VALUES, _MOST_KEYS = 2_000, 12, 12
+_HARDLY = 0.05  # A smaller narrowing of the interval is not worth mentioning.
+
+
+def report_document(analysis: RunAnalysis, cases: int) -> Document:
+    """Return the document of a run, or of some experiments, with details of at most `cases` trials."""
+    run, parts = analysis.run, analysis.parts
+    figures = {part.name: part.figures for part in parts}
+    estimates = _estimates_in_pairs(figures) if len(figures) > _WITH_BARS else [_estimates(figures)]
+    blocks: list[Block] = [*estimates, *history_table(figures, _names(figures)), _counts(parts)]
+    if any(part.errors for part in parts):
+        blocks.append(Remarks(tuple(_error_groups(analysis))))
+    blocks += [*_per_trial(figures), _costs(parts)]
+    if cases:
+        blocks += _plots(figures)
+    blocks.append(Remarks(tuple(_remarks(run, parts, code_versions(analysis.store, run)))))
+    about = [_about(run, parts)]
+    if (plan := check_run(run)) is not None:
+        about.append(plan.sentence)
+    if cases > _FEW:  # A page, to be read without the store: it has what every other screen can be asked for.
+        about.append(_circumstances(run))
+        blocks += [_parameters(run, parts), _slices(analysis)]
+        blocks.append(all_trials(analysis.store, run, parts, cases * _PER_CASE))
+    elif cases:
+        blocks += failed_trials(analysis.store, run, parts, cases)
+    return Document(_title(run), tuple(about), tuple(blocks))
+
+
+def _circumstances(run: RunRecord) -> str:
+    """Return when the run was started, its code version, and its tags."""
+    started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.created_at))
+    code = f", code {run.code_hash[:8]}" if run.code_hash else ""
+    tags = "".join(f", {plain(key)}={plain(text)}" for key, text in run.tags.items())
+    return f"{run.name}, started {started}{code}{tags}"
+
+
+def _parameters(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Table:
+    """Return the table of the parameters of the experiments; empty if there are none."""
+    params = {part.name: run.params.get(part.name) or {} for part in parts}
+    given = {name: found if isinstance(found, Mapping) else {} for name, found in params.items()}
+    keys = list(dict.fromkeys(key for found in given.values() for key in found))[:_MOST_KEYS]
+    columns = (Column("experiment", "left", name=True), *(Column(plain(key), "left", name=True) for key in keys))
+    rows = tuple(
+        (name, *(plain(shown(found[key]), limit=_NAME) if key in found else formatting.UNDEFINED for key in keys))
+        for name, found in given.items()
+    )
+    return Table("Parameters of the experiments", columns, rows if keys else ())
+
+
+def _slices(analysis: RunAnalysis) -> Table:
+    """Return the table of the pass rates of slices, for every metadata key with few values."""
+    rows: list[tuple[Content, ...] | Section] = []
+    several = len(analysis.parts) > 1
+    for key in slice_keys(analysis):
+        rows.append(Section(plain(key, limit=_NAME)))
+        found = [
+            (part.name, one)
+            for part in analysis.parts
+            for one in slice_estimates(part.source, key)
+            if any(estimate.name == "pass_rate" for estimate in one.estimates)
+        ]
+        for experiment, one in sorted(found, key=lambda pair: one_of(pair[1])):
+            rate = one["pass_rate"]
+            cells = (one_of(one), *((experiment,) if several else ()))
+            rows.append((*cells, f"{rate.n:,}", value(rate, rate.value), span(rate), bar(rate, (0.0, 1.0))))
+    columns = (
+        Column("slice", "left", name=True),
+        *((Column("experiment", "left", name=True),) if several else ()),
+        Column("n"), Column("pass rate"), Column("interval"), Column("0 to 1", "left", bar=True),
+    )  # fmt: skip
+    return Table("Slices", columns, tuple(rows))
+
+
+def one_of(part: SliceEstimates) -> str:
+    """Return the metadata value that the samples of a slice share."""
+    return plain(part.name.partition(" = ")[2] or part.name, limit=_NAME)
+
+
+def slice_keys(analysis: RunAnalysis) -> list[str]:
+    """Return the metadata keys with two to `_MOST_VALUES` different texts in the first samples."""
+    values: dict[str, set[str]] = {}
+    seen = 0
+    for _, sample in islice(analysis.store.samples(analysis.run.run_id), _LOOKED_AT):
+        seen += 1
+        for key, found in sample.metadata.items():
+            if isinstance(found, str | bool):
+                values.setdefault(key, set()).add(str(found))
+    return [key for key, found in values.items() if 1 < len(found) <= min(_MOST_VALUES, seen // 2)][:_MOST_KEYS]
+
+
+def _title(run: RunRecord) -> str:
+    took = "" if run.took_seconds is None else f" in {formatting.duration(run.took_seconds * 1000)}"
+    return f"{plain(run.suite, limit=_NAME)}  run {run.run_id}, {run.status}{took}"
+
+
+def _about(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> str:
+    total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
+    repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    dataset, evaluator = plain(run.dataset_name, limit=_NAME), plain(run.evaluator, limit=_NAME)
+    return (
+        f"dataset {dataset} ({formatting.count(run.dataset_size, 'sample')}), {total:,} of {planned:,} trials"
+        f"{repeats}, scored by {evaluator}"
+    )
+
+
+def _names(figures: Mapping[str, Figures]) -> list[str]:
+    """Return the estimates to show, without those that repeat others; a remark names these."""
+    names = dict.fromkeys(estimate.name for figure in figures.values() for estimate in figure.estimates)
+    repeated = _repeated(figures)
+    return [name for name in names if name not in repeated]
+
+
+def _repeated(figures: Mapping[str, Figures]) -> list[str]:
+    """Return estimates with the same figures as another in every experiment, such as means of 0s and 1s."""
+    criteria = _criteria(figures)
+    may_repeat = [*_MAY_REPEAT, *((criterion, CRITERION + criterion) for criterion in criteria)]
+    if len(criteria) == 1:  # The only criterion has the same figures as the score.
+        may_repeat += [(CRITERION + criteria[0], "pass_rate"), (criteria[0], "mean_score")]
+    return [name for name, other in may_repeat if _same(figures.values(), name, other)]
+
+
+def _criteria(figures: Mapping[str, Figures]) -> list[str]:
+    names = dict.fromkeys(estimate.name for figure in figures.values() for estimate in figure.estimates)
+    return [name.removeprefix(CRITERION) for name in names if name.startswith(CRITERION)]
+
+
+def _same(figures: Iterable[Figures], name: str, other: str) -> bool:
+    pairs = [(_key(figure.get(name)), _key(figure.get(other))) for figure in figures]
+    return all(first == second for first, second in pairs) and any(first is not None for first, _ in pairs)
+
+
+def _key(estimate: Estimate | None) -> tuple[object, ...] | None:
+    if estimate is None:
+        return None
+    numbers = (estimate.value, estimate.low, estimate.high)
+    # Floating-point sums in another order differ slightly.
+    return (*(None if number is None else round(number, 12) for number in numbers), estimate.n, estimate.trials)
+
+
+def _estimates(figures: Mapping[str, Figures]) -> Table:
+    repeats, clusters = _has_repeats(figures), _has_clusters(figures)
+    columns = [
+        Column("", "left", name=True),
+        Column("estimate"),
+        Column(_interval_title(figures)),
+        Column("samples" if repeats or clusters else "n"),
+        *([Column("trials")] if repeats else []),
+        *([Column("clusters")] if clusters else []),
+        Column("0 to 1", "left", bar=True),
+    ]
+    rows: list[tuple[Content, ...] | Section] = []
+    criteria = _criteria(figures)
+    section = ""
+    for name in _names(figures):
+        if len(figures) > 1:
+            rows.append(Section(f"mean of {name}" if name in criteria else title_of(name)))
+        elif (new := _section(name, criteria)) != section:
+            rows.append(Section(section := new))
+        for experiment, figure in figures.items():
+            estimate = figure.get(name)
+            label = experiment if len(figures) > 1 else _label(name, criteria)
+            if estimate is None:
+                undefined = [formatting.UNDEFINED] * (2 + clusters)
+                rows.append((label, *undefined[:2], "0", *["0"] * repeats, *undefined[2:], None))
+                continue
+            rows.append(
+                (
+                    label,
+                    value(estimate, estimate.value),
+                    span(estimate),
+                    f"{estimate.n:,}",
+                    *([f"{estimate.trials:,}"] if repeats else []),
+                    *(
+                        [formatting.UNDEFINED if estimate.clusters is None else f"{estimate.clusters:,}"]
+                        if clusters
+                        else []
+                    ),
+                    bar(estimate, figure.bounds[name]),
+                )
+            )
+    return Table("", tuple(columns), tuple(rows))
+
+
+def _has_repeats(figures: Mapping[str, Figures]) -> bool:
+    return any(estimate.trials != estimate.n for figure in figures.values() for estimate in figure.estimates)
+
+
+def _has_clusters(figures: Mapping[str, Figures]) -> bool:
+    return any(estimate.clusters is not None for figure in figures.values() for estimate in figure.estimates)
+
+
+def _interval_title(figures: Mapping[str, Figures]) -> str:
+    levels = {figure.level for figure in figures.values()}
+    return f"{formatting.level(levels.pop())} interval" if len(levels) == 1 else "interval"
+
+
+def _estimates_in_pairs(figures: Mapping[str, Figures]) -> list[Table]:
+    """Return tables with at most two estimates side by side and a row for each experiment."""
+    return [_pair_table(figures, title, pair) for title, pair in _pairs(figures)]
+
+
+def _pairs(figures: Mapping[str, Figures]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the caption of each table, and its estimates with the titles of their columns."""
+    criteria = _criteria(figures)
+    left = _names(figures)
+
+    def take(*names: str) -> list[str]:
+        """Return the remaining names if their numbers of samples agree, else only the first of them."""
+        found = [name for name in names if name in left]
+        found = found if len({_sizes(figures, name) for name in found}) == 1 else found[:1]
+        for name in found:
+            left.remove(name)
+        return found
+
+    while left:
+        name = left[0]
+        if name in ("pass_rate", "mean_score"):
+            yield "", [(title_of(one), one) for one in take("pass_rate", "mean_score")]
+        elif name in ("pass_rate_all", "mean_score_all"):
+            found = take("pass_rate_all", "mean_score_all")
+            yield "errors as 0", [(title_of(one).partition(",")[0], one) for one in found]
+        elif name.startswith(("pass@", "pass^")):
+            yield "", [(one, one) for one in take(f"pass@{name[5:]}", f"pass^{name[5:]}")]
+        elif name.startswith(CRITERION) and name.removeprefix(CRITERION) in left:
+            criterion = name.removeprefix(CRITERION)
+            yield criterion, list(zip(("pass rate", "mean"), take(name, criterion), strict=False))
+        elif name.startswith(CRITERION):
+            alone = [one for one in left if one.startswith(CRITERION) and one.removeprefix(CRITERION) not in left]
+            yield "pass rate of", [(one.removeprefix(CRITERION), one) for one in take(*alone[:2])]
+        else:
+            others = [one for one in left if one not in criteria and not one.startswith((CRITERION, "pass"))]
+            yield "mean of", [(TITLES.get(one, one).removeprefix("mean "), one) for one in take(name, *others[:2][1:])]
+
+
+def _sizes(figures: Mapping[str, Figures], name: str) -> tuple[tuple[int, int] | None, ...]:
+    found = [figure.get(name) for figure in figures.values()]
+    return tuple(None if one is None else (one.n, one.trials) for one in found)
+
+
+def _pair_table(figures: Mapping[str, Figures], title: str, pair: Sequence[tuple[str, str]]) -> Table:
+    repeats, clusters = _has_repeats(figures), _has_clusters(figures)
+    columns = [Column(title, "left", name=True)]
+    for heading, _ in pair:
+        columns += [Column(heading), Column(_interval_title(figures))]
+    columns.append(Column("samples" if repeats or clusters else "n"))
+    columns += [Column("trials", optional=True)] if repeats else []
+    columns += [Column("clusters", optional=True)] if clusters else []
+    rows = []
+    for experiment, figure in figures.items():
+        found = [figure.get(name) for _, name in pair]
+        cells: list[Content] = [experiment]
+        for one in found:
+            cells += [formatting.UNDEFINED] * 2 if one is None else [value(one, one.value), span(one)]
+        first = found[0]
+        cells.append("0" if first is None else f"{first.n:,}")
+        cells += ["0" if first is None else f"{first.trials:,}"] if repeats else []
+        count = None if first is None else first.clusters
+        cells += [formatting.UNDEFINED if count is None else f"{count:,}"] if clusters else []
+        rows.append(tuple(cells))
+    return Table("", tuple(columns), tuple(rows))
+
+
+def _section(name: str, criteria: Sequence[str]) -> str:
+    """Return the section of an estimate in the table of one experiment."""
+    if name in criteria or name.startswith(CRITERION):
+        return "criteria"
+    return "metrics" if criteria and name not in TITLES and not name.startswith(("pass@", "pass^")) else ""
+
+
+def _label(name: str, criteria: Sequence[str]) -> str:
+    if name.startswith(CRITERION):
+        return name.removeprefix(CRITERION)
+    return f"{name}, mean" if name in criteria else _SHORT.get(name, title_of(name))
+
+
+def _counts(parts: Sequence[ExperimentAnalysis]) -> Table:
+    """Return the table of trials by outcome; dead letters only if there are any."""
+    lost = any(part.errors.get("dead_letter") for part in parts)
+    columns = [
+        Column("trials", "left", name=True),
+        *(Column(title) for title in ("planned", "scored", "task\nerrors", "scorer\nerrors", "timeouts")),
+        *([Column("dead\nletters")] if lost else []),
+        Column("not\nrun"),
+    ]
+    kinds = [outcome for outcome in ERRORS if outcome != "dead_letter" or lost]
+    rows = [
+        (
+            part.name,
+            *(f"{count:,}" for count in (part.planned, part.successful)),
+            *(f"{part.errors.get(outcome, 0):,}" for outcome in kinds),
+            f"{part.not_run:,}",
+        )
+        for part in parts
+    ]
+    return Table("", tuple(columns), tuple(rows))
+
+
+def _error_groups(analysis: RunAnalysis) -> Iterator[str]:
+    """Yield the most frequent errors with their counts, and how many more there are."""
+    parts = analysis.parts
+    only = parts[0].name if len(parts) == 1 else None
+    groups = read_error_groups(analysis.store, analysis.run.run_id, only)
+    total = sum(sum(part.errors.values()) for part in parts)
+    read = sum(group.trials for group in groups)
+    yield from map(str, groups[:_ERROR_GROUPS])
+    others = groups[_ERROR_GROUPS:]
+    if others:
+        more = formatting.count(sum(group.trials for group in others), "more error")
+        yield f"{more}, of {formatting.count(len(others), 'other kind')}"
+    if read < total:
+        yield f"Only the first {read:,} of {total:,} errors were grouped."
+
+
+def _per_trial(figures: Mapping[str, Figures]) -> Iterator[Table]:
+    """Return the table of medians and 95th percentiles; tokens only if no price is known."""
+    metrics = dict.fromkeys(estimate.metric for figure in figures.values() for estimate in figure.per_trial)
+    if COST in metrics:
+        metrics.pop(TOKENS, None)
+    interval = _interval_title(figures)
+    rows = []
+    for metric in metrics:
+        label = _QUANTITIES.get(metric, metric)
+        for experiment, figure in figures.items():
+            by_name = {estimate.name: estimate for estimate in figure.per_trial if estimate.metric == metric}
+            quantiles = [by_name.get(quantile_name(metric, share)) for share in SHOWN_QUANTILES]
+            if all(quantiles):
+                cells = [
+                    cell
+                    for estimate in quantiles
+                    if estimate is not None
+                    for cell in (quantity(estimate, estimate.value), reach(estimate))
+                ]
+                rows.append((label, *([experiment] if len(figures) > 1 else []), *cells))
+                label = ""
+    if rows:
+        names = [Column("per trial", "left", name=True), *([Column("", "left", name=True)] if len(figures) > 1 else [])]
+        yield Table("", (*names, *map(Column, ("median", interval, "p95", interval))), tuple(rows))
+
+
+def quantity(estimate: Estimate, number: float | None) -> str:
+    """Format a value of a metric without a range, in its unit."""
+    if estimate.metric == LATENCY:
+        return formatting.duration(number)
+    if estimate.metric == TOKENS and number is not None:
+        return f"{number:,.0f}"
+    return formatting.money(number) if estimate.metric == COST else formatting.number(number)
+
+
+def reach(estimate: Estimate) -> str:
+    """Format the interval of a quantile; an end may be open."""
+    low, high = (None if end is None else quantity(estimate, end) for end in (estimate.low, estimate.high))
+    return formatting.open_range(low, high)
+
+
+def _costs(parts: Sequence[ExperimentAnalysis]) -> Table:
+    judged = any(part.totals.judge_cost_usd is not None or part.totals.unpriced_judge_calls for part in parts)
+    cached = any(part.cache_hits for part in parts)
+    titles = [
+        *("slowest\ntrial", "tokens"),
+        *(("task\ncost", "judge\ncost") if judged else ("cost",)),
+        *(("from\ncache",) if cached else ()),
+    ]
+    rows = [
+        (
+            part.name,
+            formatting.duration(part.totals.latency_max if part.totals.timed else None),
+            f"{part.total_tokens:,}" if part.total_tokens else formatting.UNDEFINED,
+            formatting.cost(part.cost_usd, part.totals.unpriced_calls),
+            *((formatting.cost(part.judge_cost_usd, part.totals.unpriced_judge_calls),) if judged else ()),
+            *((formatting.count(part.cache_hits, "call"),) if cached else ()),
+            part.totals.slowest or "",
+        )
+        for part in parts
+    ]
+    columns = (
+        Column("time and cost", "left", name=True),
+        *(Column(title) for title in titles),
+        Column("slowest sample", "left", name=True),
+    )
+    return Table("", columns, tuple(rows))
+
+
+def _origin(run: RunRecord) -> Iterator[str]:
+    """Yield the origin of an imported run, and differences from its source."""
+    origin = run.noted.imported
+    if origin is not None:
+        yield f"Imported: {plain(origin.format)} {plain(origin.source)}."
+        for remark in map(plain, origin.remarks):
+            yield f"{remark[:1].upper()}{remark[1:]}."
+
+
+def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis], versions: int) -> Iterator[str]:
+    yield from _origin(run)
+    yield from () if (plan := check_run(run)) is None else plan.lines
+    repeated = _repeated({part.name: part.figures for part in parts})
+    scored = any(part.successful for part in parts)
+    if scored and "pass_rate_all" in repeated:
+        yield "With errors as failures, the figures are the same."
+    if scored and "mean_score" in repeated:
+        yield "The mean score has the same figures as the pass rate."
+    yield from adaptive_remarks(run)
+    if run.repeats > 1:
+        yield "Repeats of one sample are not independent, so they do not count as more samples."
+    # The samples are the same in every experiment of a run.
+    yield from dict.fromkeys(
+        part.figures.repeated_inputs.remark for part in parts if part.figures.repeated_inputs is not None
+    )
+    said: dict[str, list[str]] = {}
+    for part in parts:
+        for remark in _figure_remarks(part.figures):
+            said.setdefault(remark, []).append(part.name)
+    for remark, names in said.items():
+        yield remark if len(names) == len(parts) else f"{', '.join(names)}: {remark}"
+    cut_off = sum(part.cut_off_calls for part in parts)
+    if cut_off:
+        answers = "1 answer was" if cut_off == 1 else f"{cut_off:,} answers were"
+        yield f"{answers} cut off by a token limit: with a higher limit the scores may differ."
+    refused = sum(part.refused_calls for part in parts)
+    if refused:
+        calls = "1 call was" if refused == 1 else f"{refused:,} calls were"
+        yield f"{calls} declined by the model or a filter."
+    unknown: Counter[str] = sum((Counter(part.unknown_endings) for part in parts), Counter())
+    for name, number in sorted(unknown.items()):
+        answers = "1 answer" if number == 1 else f"{number:,} answers"
+        yield f"{answers} ended with the unknown reason {plain(name)!r}: counted as complete."
+    if run.status == "unscored":
+        count = sum(part.errors.get("scorer_error", 0) for part in parts)
+        trials, them = formatting.count(count, "trial"), "it" if count == 1 else "them"
+        yield f"{trials} could not be scored; run the same command again to score {them} without calling the task."
+    stopped = run.noted.stopped
+    if stopped:
+        yield f"ended early: {stopped}"
+    if versions > 1:
+        word = formatting.number_word(versions)
+        yield f"results of {word} code versions: the code changed while the run was unfinished"
+
+
+def _figure_remarks(figures: Figures) -> Iterator[str]:
+    """Yield the remarks on the figures of one experiment."""
+    yield from _split(figures)
+    yield from history_remarks(figures)
+    by_note: dict[str, list[str]] = {}
+    for estimate in figures.estimates:
+        if estimate.note:
+            by_note.setdefault(estimate.note, []).append(title_of(estimate.name))
+    for note, names in by_note.items():
+        yield note if len(names) == len(figures.estimates) else f"{note} ({', '.join(names)})"
+
+
+def _split(figures: Figures) -> Iterator[str]:
+    """Advise on repeats: how much narrower the interval could become with more of them."""
+    split = figures.split
+    if split is None or split.between is None or split.within is None:
+        return
+    if not split.within:
+        yield "Repeats agreed every time: 1 repeat is enough; more samples narrow the interval."
+        return
+    # SE^2 is (between + within/K)/n, and no number of repeats takes away the first part.
+    left = math.sqrt(split.between / (split.between + split.within * split.n / split.trials))
+    if left > 1 - _HARDLY:
+        yield "More repeats would hardly narrow the interval; more samples do."
+    elif left < _HARDLY:
+        yield "Repeats differ as much as samples do: more of either narrows the interval."
+    else:
+        yield (
+            f"Repeats of a sample differ: more of them narrow the interval by up to {1 - left:.0%}; more "
+            "samples narrow it without such a limit."
+        )
+
+
+def _plots(figures: Mapping[str, Figures]) -> list[Block]:
+    rows = []
+    repeated = _repeated(figures)
+    criteria = _criteria(figures)
+    for name in (*_DRAWN, *(CRITERION + criterion for criterion in criteria[:_DRAWN_CRITERIA])):
+        if name in repeated:
+            continue
+        title = title_of(name) if name in _DRAWN else name.removeprefix(CRITERION)  # Plots have little room for names.
+        if len(figures) > 1:
+            rows.append(plots.IntervalRow(title, None, ""))
+        for experiment, figure in figures.items():
+            estimate = figure.get(name)
+            if estimate is not None:
+                text = f"{value(estimate, estimate.value)} ({span(estimate)})"
+                label = experiment if len(figures) > 1 else title
+                rows.append(plots.IntervalRow(label, bar(estimate, figure.bounds[name]), text))
+    panels = []
+    for experiment, figure in figures.items():
+        mean = figure.get("mean_score")
+        panels.append(plots.Distribution(experiment, figure.distribution, None if mean is None else mean.value))
+    blocks: list[Block] = [Plot("Intervals", plots.intervals(rows, "Estimates with their intervals", percent=False))]
+    if any(sum(panel.counts) for panel in panels):
+        blocks.append(Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed")))
+    return blocks

@@ -1,0 +1,99 @@
+"""The JSON of a run, in reports and in lists of runs.
+
+`listed_run` is an entry of `fairtrial.runs/1`, what commands list; `report_run` is the head of `fairtrial.reports/1`.
+They were given different forms for times (text in UTC, or seconds) and for the dataset (an object, or fields beside
+the others), which stay as they are until a new version of a format. All other fields are made once, in `_shared`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from fairtrial.base.codec import to_json
+from fairtrial.reports.figures.experiment import TotalsAnalysis
+from fairtrial.store.protocol import RunRecord, Totals
+
+
+def moment(seconds: float | None) -> str | None:
+    """Format a time as ISO 8601 in UTC."""
+    if seconds is None:
+        return None
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+
+
+def _shared(run: RunRecord, *names: str) -> dict[str, Any]:
+    """Return the fields with these names."""
+    made = {"tags": dict(run.tags), "notes": to_json(dict(run.notes))}
+    return {name: made[name] if name in made else getattr(run, name) for name in names}
+
+
+def report_run(run: RunRecord, versions: int) -> dict[str, Any]:
+    """Return the JSON of a run in its report; `versions` is the number of code versions of its results."""
+    return {
+        **_shared(run, "run_id", "suite", "status"),
+        "dataset": run.dataset_name,
+        "dataset_version": run.dataset_version,
+        "dataset_fingerprint": run.dataset_fingerprint,
+        "samples": run.dataset_size,
+        **_shared(run, "repeats", "evaluator"),
+        "code_versions": versions,
+        **_shared(run, "tags", "created_at", "finished_at", "notes"),
+    }
+
+
+def listed_run(run: RunRecord, totals: Iterable[Totals]) -> dict[str, Any]:
+    """Return the JSON of a run in a list, with the figures of its experiments."""
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        **_shared(run, "suite", "number", "status"),
+        "created_at": moment(run.created_at),
+        "finished_at": moment(run.finished_at),
+        "dataset": {
+            "name": run.dataset_name,
+            "version": run.dataset_version,
+            "fingerprint": run.dataset_fingerprint,
+            "samples": run.dataset_size,
+        },
+        **_shared(run, "evaluator", "repeats", "planned", "tags", "parent_run", "notes"),
+        "experiments": [totals_record(part, to_json(run.params.get(part.experiment))) for part in totals],
+    }
+
+
+def totals_record(totals: Totals, params: Any = None) -> dict[str, Any]:
+    """Return the figures of one experiment or slice; undefined ones are null, never 0."""
+    figures = TotalsAnalysis(totals)
+    return {
+        "experiment": totals.experiment,
+        "params": params or {},
+        "trials": figures.total,
+        "scored": figures.successful,
+        "passed": totals.passed,
+        "errors": {name: count for name, count in totals.outcomes.items() if name in figures.errors},
+        "pass_rate": figures.pass_rate,
+        "pass_rate_all": figures.pass_rate_all,
+        "mean_score": figures.mean_score,
+        "mean_reward": figures.mean_reward,
+        "mean_latency_ms": figures.mean_latency_ms,
+        "tokens": tokens_of(totals),
+        "cost_usd": figures.cost_usd,
+        "judge_cost_usd": figures.judge_cost_usd,
+        "cache_hits": figures.cache_hits,
+        "unpriced_calls": figures.unpriced_calls,
+        "cut_off_calls": figures.cut_off_calls,
+        "refused_calls": figures.refused_calls,
+        "unknown_endings": dict(figures.unknown_endings),
+    }
+
+
+def tokens_of(totals: Totals) -> dict[str, int]:
+    """Return the tokens of the task's model calls."""
+    return {
+        "input": totals.input_tokens,
+        "output": totals.output_tokens,
+        "cached": totals.cached_tokens,
+        "cache_write": totals.cache_write_tokens,
+        "reasoning": totals.reasoning_tokens,
+    }
