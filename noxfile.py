@@ -10,7 +10,7 @@ nox.options.sessions = ["unit", "lint"]
 PYTHONS = ["3.12", "3.13"]
 PROGRAMS = "redis or sqs or postgres or browser or tmux or node or slurm or bwrap"
 WITHOUT_PROGRAMS = f"not ({PROGRAMS} or long or measured or soak)"
-UNITS = ("analysis", "codec", "data", "judging", "report", "scoring", "session", "stats", "trials")
+UNITS = ("base", "data", "reports", "scoring", "stats", "trials")
 
 
 def install(session: nox.Session, group: str = "dev") -> None:

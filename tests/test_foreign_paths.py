@@ -20,8 +20,8 @@ from fairtrial.integrations.model_server import HostedEvals
 from fairtrial.mailbox.claim_check import ClaimCheck
 from tests.integrations.importers.project import CRITERIA, ROWS, answers, eval_of, run_of, write_archive, write_lines
 
-LOG = Path(__file__).with_name("importing") / "files" / "inspect" / "forecast.eval"
-SAMPLES = Path(__file__).with_name("importing") / "files" / "lm-eval"
+LOG = Path(__file__).with_name("integrations") / "importers" / "files" / "inspect" / "forecast.eval"
+SAMPLES = Path(__file__).with_name("integrations") / "importers" / "files" / "lm-eval"
 
 
 @pytest.mark.parametrize(

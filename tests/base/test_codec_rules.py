@@ -519,4 +519,4 @@ class TestParsing:
 
 
 def test_records_cannot_be_changed() -> None:
-    assert changeable("codec") == set()
+    assert changeable("base") == {"RunProgress"}

@@ -147,7 +147,7 @@ def test_a_sample_of_an_imported_run_with_repeats_is_shown(cli: Cli, place: Path
 
 
 def test_several_files_of_other_tools_are_imported_by_one_command(cli: Cli, place: Path) -> None:
-    files = Path(__file__).parents[1] / "importing" / "files"
+    files = Path(__file__).parents[1] / "integrations" / "importers" / "files"
     first = cli("import", str(files / "inspect" / "forecast.eval"), str(files / "inspect" / "short.json"), "--json")
     assert first.json["from"] == "inspect"
     assert [suite["suite"] for suite in first.json["suites"]] == ["forecast", "short"]
@@ -161,7 +161,7 @@ def test_several_files_of_other_tools_are_imported_by_one_command(cli: Cli, plac
 
 
 def test_files_of_several_formats_in_one_command_are_refused(cli: Cli) -> None:
-    files = Path(__file__).parents[1] / "importing" / "files"
+    files = Path(__file__).parents[1] / "integrations" / "importers" / "files"
     done = cli("import", str(files / "inspect" / "short.json"), str(files / "promptfoo" / "results.json"))
     assert done.code != 0
     assert "several formats: inspect, promptfoo" in done.err

@@ -12,7 +12,7 @@ from fairtrial import Dataset, Sample
 from fairtrial.data.formats import DatasetFormat
 from fairtrial.errors import ConfigurationError, DatasetError
 
-FILES = Path(__file__).parents[1] / "importing"
+FILES = Path(__file__).parents[1] / "integrations" / "importers"
 
 ROWS: dict[DatasetFormat, tuple[dict[str, Any], Sample[Any, Any]]] = {
     "langsmith": (

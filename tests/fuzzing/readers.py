@@ -54,7 +54,7 @@ from tests.fuzzing.mutators import (
 from tests.integrations.importers.test_arbitrary_fields import FORMATS, import_file
 from tests.viewer.conftest import add_running_run, open_session, record, start_server, support_samples, trial
 
-TRACES = Path(__file__).parent.parent / "tracing" / "recorded"
+TRACES = Path(__file__).parent.parent / "integrations" / "tracing" / "recorded"
 QUEUE_KEY = b"0123456789abcdef0123"
 
 

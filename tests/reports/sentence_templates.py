@@ -11,24 +11,23 @@ from pathlib import Path
 import fairtrial
 
 SOURCE = Path(fairtrial.__file__).parent
-RENDERED = (
-    "adaptive_remarks", "calibration_document", "comparison_document", "gate_document", "leaderboard_document",
-    "methods", "plan_document", "report_document",
-)  # fmt: skip
-"""The modules of `render` that word statistical figures; the others only lay out what these say."""
+TOPICS = ("figures", "compare", "gate", "leaderboard", "plan", "calibrate")
+RENDERED = ("adaptive_remarks", "report_document")
+"""The modules of `reports.render` that word statistical figures; the others only lay out what these say."""
 
 _NAMED = re.compile(r"\{\w+\}")  # A placeholder of str.format in a constant.
 
 
 @cache
-def templates() -> frozenset[tuple[str, str]]:
-    """Return module and text of every template: strings with a placeholder and two words, or a word between three.
+def templates() -> frozenset[str]:
+    """Return every template: strings with a placeholder and two words, or a word between three.
 
     Arguments of exceptions are messages for programmers and have tests of their own; a `__repr__` is no sentence.
     """
-    files = [*sorted(SOURCE.glob("analysis/*.py")), *sorted(SOURCE.glob("stats/*.py"))]
-    files += [SOURCE / "render" / f"{name}.py" for name in RENDERED]
-    return frozenset((str(file.relative_to(SOURCE).with_suffix("")), text) for file in files for text in _texts(file))
+    folders = ("stats", *(f"reports/{topic}" for topic in TOPICS))
+    files = [file for folder in folders for file in sorted((SOURCE / folder).glob("*.py"))]
+    files += [SOURCE / "reports" / "render" / f"{name}.py" for name in RENDERED]
+    return frozenset(text for file in files for text in _texts(file))
 
 
 def _texts(file: Path) -> Iterator[str]:

@@ -240,4 +240,4 @@ class TestEstimates:
 
 
 def test_only_these_records_can_be_changed() -> None:
-    assert changeable("analysis") == {"AdjustedDifference", "CollectedLabels", "SampleArrays", "_Key", "_Metric"}
+    assert changeable("reports") == {"AdjustedDifference", "CollectedLabels", "SampleArrays", "_Key", "_Metric"}

@@ -29,18 +29,20 @@ from tests.reports.sentence_templates import pattern, templates
 LIST = Path(__file__).with_name("sentences.toml")
 
 OTHERS = {
-    ("analysis/error_groups", "{}:{} in {}"): "the place of an error",
-    ("analysis/gate_rules", "did you mean {}?"): "part of an error",
-    ("analysis/gate_rules", "there are {}"): "part of an error",
-    ("analysis/gate_rules", "the slice rule for {}"): "part of an error",
-    ("analysis/metrics", "; did you mean {}?"): "part of an error",
-    ("analysis/slicing", "{} not given"): "the name of a slice",
-    ("render/comparison_document", ", the first {} shown"): "the heading of a list of trials",
-    ("render/comparison_document", "{} by slice, {}{}"): "the title of a drawing",
-    ("render/comparison_document", "{} with {}{}\n{}"): "one trial and its output",
-    ("render/report_document", "Only the first {} of {} errors were grouped."): "needs thousands of errors",
-    ("render/report_document", "mean of {}"): "the name of a figure",
-    ("render/report_document", "{}, started {}{}{}"): "the heading of a run",
+    "\\multicolumn{{}}{l}{\\textit{{}}} \\\\": "a row of a LaTeX table",
+    "The gate could not be recorded in run {}: {}": "a warning about the store",
+    "{}:{} in {}": "the place of an error",
+    "did you mean {}?": "part of an error",
+    "there are {}": "part of an error",
+    "the slice rule for {}": "part of an error",
+    "; did you mean {}?": "part of an error",
+    "{} not given": "the name of a slice",
+    ", the first {} shown": "the heading of a list of trials",
+    "{} by slice, {}{}": "the title of a drawing",
+    "{} with {}{}\n{}": "one trial and its output",
+    "Only the first {} of {} errors were grouped.": "needs thousands of errors",
+    "mean of {}": "the name of a figure",
+    "{}, started {}{}{}": "the heading of a run",
 }
 """Templates that are no sentences about figures, with the reason."""
 
@@ -54,28 +56,23 @@ def prints(name: str, template: str) -> bool:
     return any(pattern(template).search(line) for line in printed(name))
 
 
-def read_list() -> dict[tuple[str, str], str]:
-    listed: Mapping[str, Mapping[str, list[str]]] = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    return {
-        (module, text): name for name, modules in listed.items() for module, texts in modules.items() for text in texts
-    }
+def read_list() -> dict[str, str]:
+    listed: Mapping[str, list[str]] = tomllib.loads(LIST.read_text(encoding="utf-8"))
+    return {text: name for name, texts in listed.items() for text in texts}
 
 
 def write_list() -> None:
     """Write the list: each template under its present case if that still prints it, else under the first that does."""
     old = read_list() if LIST.exists() else {}
     lines = ["# The sentence templates of the source by the case that prints them, {} being a placeholder."]
-    under: dict[str, dict[str, list[str]]] = {}
-    for module, text in sorted(templates() - OTHERS.keys()):
-        names = [old[module, text]] if (module, text) in old else []
+    under: dict[str, list[str]] = {}
+    for text in sorted(templates() - OTHERS.keys()):
+        names = [old[text]] if text in old else []
         name = next((name for name in (*names, *CASES) if name in CASES and prints(name, text)), None)
-        assert name is not None, f"no case prints {text!r} of {module}"
-        under.setdefault(name, {}).setdefault(module, []).append(text)
+        assert name is not None, f"no case prints {text!r}"
+        under.setdefault(name, []).append(text)
     for name in filter(under.get, CASES):
-        lines += ["", f"[{name}]"]
-        for module, texts in under[name].items():
-            quoted = [f"    {json.dumps(text, ensure_ascii=False)}," for text in texts]
-            lines += [f'"{module}" = [', *quoted, "]"]
+        lines += ["", f"{name} = [", *(f"    {json.dumps(text, ensure_ascii=False)}," for text in under[name]), "]"]
     LIST.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -93,7 +90,7 @@ def test_every_sentence_with_a_figure_is_listed() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_prints_its_sentences(name: str) -> None:
-    own = [text for (_, text), case in read_list().items() if case == name]
+    own = [text for text, case in read_list().items() if case == name]
     assert [text for text in own if not prints(name, text)] == []
 
 

@@ -39,7 +39,7 @@ from tests.integrations.tracing.langsmith_server import KEY, LangSmithServer, ex
 from tests.integrations.tracing.test_send import assert_within
 from tests.servers import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = ("Oslo", "snow", "because", "too cold", "thorough")  # What only content contains.
 
 
