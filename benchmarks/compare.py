@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fairtrial import Metric, Sample, Score
 from fairtrial.store import RunRecord, RunStore, open_store
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 
 BATCH = 1_000

@@ -26,7 +26,7 @@ from fairtrial.data import Sample
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox, RedisConnection, RedisMailbox
 from fairtrial.trials import TrialContext, TrialKey
-from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.config import Experiment
 
 
 async def answer(input: str) -> str:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fairtrial.errors import MailboxConnectionError
 from fairtrial.fleet import EvalLoopConfig
 from fairtrial.fleet.queues import connect_broker
-from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS
+from fairtrial.mailbox.server import ANNOUNCEMENT_SECONDS
 from tests.fleet.build import request
 from tests.redis_server import RedisServer
 from tests.servers import PostgresServer

@@ -33,7 +33,8 @@ from fairtrial import (
     exact_match,
     open_store,
 )
-from fairtrial.runs import RunEvent, TrialStarted, completion, runner
+from fairtrial.runs import RunEvent, TrialStarted, runner
+from fairtrial.runs import opening as completion
 from fairtrial.store import RunRecord, RunStore
 
 

@@ -36,10 +36,9 @@ from aiohttp import web
 
 from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, TrialKey, exact_match, open_store
 from fairtrial.integrations.tracing import TraceExporter, TraceReceiver
-from fairtrial.integrations.tracing.protocol_buffers import AttributeValue, key_values
-from fairtrial.integrations.tracing.requests import json_request, traces_request
-from fairtrial.trials.context import TrialContext
-from fairtrial.trials.trace_ids import event_span_id, trace_id_of, trial_span_id
+from fairtrial.integrations.tracing.received import AttributeValue, key_values
+from fairtrial.integrations.tracing.spans import json_request, traces_request
+from fairtrial.trials.context import TrialContext, event_span_id, trace_id_of, trial_span_id
 
 CONCURRENCY = 100
 LIMITS = {"1%": 1.05, "everything": 2.5}

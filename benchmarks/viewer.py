@@ -37,7 +37,7 @@ import numpy as np
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TokenUsage, open_store
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.store import RunRecord, RunStore
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.question import read_question
 from fairtrial.viewer.trial_table import count_and_find

@@ -30,15 +30,15 @@ from typing import Any
 from fairtrial import EvalReport, Label, Metric, Sample, Score, TokenUsage, calibrate, compare, gate, leaderboard
 from fairtrial.base.formatting import rate
 from fairtrial.reports.compare.pairing import ChangeKind
-from fairtrial.reports.figures.source import run_totals
+from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.figures.summaries import summarize
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.render.run_json import listed_run, totals_record
-from fairtrial.runs.completion import run_completed
+from fairtrial.runs.opening import run_completed
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.export import export_results
 from fairtrial.store.portable import save_run
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.access import Access
 from fairtrial.viewer.app import make_app

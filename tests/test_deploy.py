@@ -20,10 +20,9 @@ from fairtrial.base import metrics
 from fairtrial.cli import command_worker, options
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest
 from fairtrial.fleet.ops.group import LoopGroup
-from fairtrial.fleet.ops.metrics import exposition
-from fairtrial.fleet.ops.probe import STALL_SECONDS, Probe
+from fairtrial.fleet.ops.health import STALL_SECONDS, Probe, exposition
 from fairtrial.mailbox import InMemoryMailbox
-from fairtrial.mailbox.redis.queue import Keys
+from fairtrial.mailbox.redis.receive import Keys
 from tests.redis_server import free_port
 
 pytestmark = pytest.mark.proves("R83", "R84")

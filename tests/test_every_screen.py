@@ -30,11 +30,11 @@ from fairtrial import (
 )
 from fairtrial.base.formatting import rate
 from fairtrial.integrations.inspect import write_log
-from fairtrial.reports.figures.source import run_totals
+from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.figures.summaries import summarize
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.render.run_json import totals_record
-from fairtrial.runs.completion import run_completed
+from fairtrial.runs.opening import run_completed
 from fairtrial.store import RunStore
 from fairtrial.viewer.work import Jobs
 from tests.histories import Screens, play

@@ -26,7 +26,7 @@ from fairtrial.base.foreign import SETTING, ExpansionBudget, Method, check_limit
 from fairtrial.cli.app import invoke
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, LimitExceededError, StoreError
 from fairtrial.integrations.importers import IMPORTERS, load_importer
-from fairtrial.integrations.importers.inspect_logs import InspectLogs
+from fairtrial.integrations.importers.inspect_log import InspectLogs
 from fairtrial.integrations.importers.storing import store_run
 from fairtrial.store.compress import decompress
 from tests.integrations.importers.project import CRITERIA, answers, eval_of, run_of, write_archive
@@ -159,12 +159,12 @@ def test_a_log_that_is_a_bomb_is_refused_by_name_and_setting(tmp_path: Path, kin
 def test_members_of_a_log_are_limited_together_and_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = log(tmp_path / "log.eval", *(sample(id=n, input="x" * 50_000) for n in range(20)))
     assert len(InspectLogs().read(path).suites[0].dataset) == 20  # Read three times, counted once.
-    monkeypatch.setattr("fairtrial.integrations.importers.zip_members._FILE_BYTES", 500_000)
+    monkeypatch.setattr("fairtrial.integrations.importers.inspect_log._FILE_BYTES", 500_000)
     with pytest.raises(LimitExceededError, match=rf"log\.eval must have at most [\d,]+ bytes.*\n.*{SETTING}"):
         InspectLogs().read(path)
     monkeypatch.setenv(SETTING, "3")
     assert InspectLogs().read(path).suites
-    monkeypatch.setattr("fairtrial.integrations.importers.zip_members._MAX_MEMBERS", 5)
+    monkeypatch.setattr("fairtrial.integrations.importers.inspect_log._MAX_MEMBERS", 5)
     with pytest.raises(LimitExceededError, match=r"log\.eval must have at most 15 members \(got 21\)"):
         InspectLogs().read(path)
 

@@ -17,7 +17,7 @@ from fairtrial.errors import BodyError, DataError
 from fairtrial.integrations.importers import load_importer
 from fairtrial.integrations.importers.openai_evals import OpenAIEvals
 from fairtrial.integrations.model_server import HostedEvals
-from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.body import ClaimCheck
 from tests.integrations.importers.project import CRITERIA, ROWS, answers, eval_of, run_of, write_archive, write_lines
 
 LOG = Path(__file__).with_name("integrations") / "importers" / "files" / "inspect" / "forecast.eval"

@@ -13,11 +13,11 @@ import pytest
 
 from fairtrial import Dataset, fuzzy_match
 from fairtrial.errors import CodecError, DatasetError
-from fairtrial.models.content import split_data_url
 from fairtrial.models.judges.fence import read_fences
-from fairtrial.models.structured import parse_output
+from fairtrial.models.schema import parse_output
+from fairtrial.models.tools import split_data_url
 from fairtrial.reports.render import markdown
-from fairtrial.reports.render.junit import content
+from fairtrial.reports.render.files import content
 from fairtrial.reports.render.safe_text import lines, plain
 from fairtrial.store.redact import Redactor
 

@@ -14,7 +14,7 @@ from fairtrial import Dataset, EvalSuite, Sample, evaluate, exact_match
 from fairtrial.errors import StoreUnavailableError
 from fairtrial.fleet import EvalLoop
 from fairtrial.fleet.messages import EvalRequest
-from fairtrial.runs.logs import JsonLogFormatter, log_fields
+from fairtrial.runs.events import JsonLogFormatter, log_fields
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.redact import register_secret
 from tests.fleet.build import boxes

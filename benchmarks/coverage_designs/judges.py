@@ -9,9 +9,8 @@ import numpy as np
 
 from fairtrial import EvalReport, EvalResult, Sample, Score, TrialKey, calibrate
 from fairtrial.reports.calibrate.document import judge_sentence
-from fairtrial.reports.calibrate.review_sample import keyed_hash
 from fairtrial.reports.figures.columns import Columns, LabelColumn
-from fairtrial.reports.figures.label_draw import UNKNOWN_DRAW
+from fairtrial.reports.figures.labels import UNKNOWN_DRAW, keyed_hash
 from fairtrial.reports.figures.rules import GateRules
 from fairtrial.reports.gate.decision import gate_columns
 from fairtrial.stats import Interval, JudgedTrials, corrected_difference, corrected_mean

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from fairtrial.reports.compare.settings import compare_columns
-from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.figures.contents import SampleContents
+from fairtrial.reports.figures.columns import Columns, SampleContents
 from fairtrial.reports.figures.rules import GateRules
 from fairtrial.reports.gate.decision import gate_columns
 

@@ -146,7 +146,7 @@ if TYPE_CHECKING:
         GateRules,
         SliceRule,
     )
-    from fairtrial.reports.figures.slices import (
+    from fairtrial.reports.figures.slicing import (
         by_input,
         by_metric,
     )
@@ -201,7 +201,7 @@ _LATER = {
         "GateRules",
         "SliceRule",
     ),
-    "reports.figures.slices": (
+    "reports.figures.slicing": (
         "by_input",
         "by_metric",
     ),

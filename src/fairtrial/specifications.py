@@ -23,11 +23,11 @@ from fairtrial.data import dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet import messages
-from fairtrial.integrations.tracing.automatic import trace_to_langsmith
+from fairtrial.integrations.tracing.exporter import trace_to_langsmith
 from fairtrial.models.judges import judge
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.reports import report
-from fairtrial.rl.metric_log import MetricLog
+from fairtrial.rl.loop import MetricLog
 from fairtrial.scoring import score as scores
 from fairtrial.scoring import text
 from fairtrial.trials import config, result

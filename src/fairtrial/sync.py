@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.offload import in_event_loop
 from fairtrial.base.sync_bridge import call_sync
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import Session, restore_session
 from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError
-from fairtrial.fleet.client.collect import collect_results_sync
-from fairtrial.fleet.client.submit import submit_dataset_sync
+from fairtrial.fleet.client.collect import collect_results_sync, submit_dataset_sync
 from fairtrial.fleet.messages import EvalRequest, ExpectedT
 from fairtrial.fleet.queues import Broker
 from fairtrial.fleet.worker import eval_loop, main_loop, sessions

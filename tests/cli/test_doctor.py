@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial.cli import checks
+from fairtrial.cli import command_doctor as checks
 from fairtrial.store.open import migrate_store
 from tests.cli.conftest import Cli, Done
 from tests.cli.test_import import assert_golden

@@ -15,7 +15,7 @@ import pytest
 
 from fairtrial import open_store
 from fairtrial.cli.running import RunOptions
-from fairtrial.reports.rerun import resume_command
+from fairtrial.reports.run_names import resume_command
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current

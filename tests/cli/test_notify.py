@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial.cli import notify as module
+from fairtrial.cli import command_gate as module
 from tests.cli.conftest import Cli
 
 

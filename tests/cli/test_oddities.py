@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from fairtrial.cli.encoding import make_exact, make_printable
+from fairtrial.cli.screen import make_exact, make_printable
 from tests.cli.conftest import EVALS, TWO, Cli
 from tests.cli.test_screens import environment
 

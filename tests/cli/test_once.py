@@ -131,7 +131,7 @@ class TestTheLastSeconds:
         def interrupted(*_arguments: object, **_more: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("fairtrial.cli.reporting.show_report", interrupted)
+        monkeypatch.setattr("fairtrial.cli.options.show_report", interrupted)
         done = cli("run", "evals.py", "--store", "x.db")
         (run,) = open_store("x.db").runs()
         assert done.code == 130
@@ -146,7 +146,7 @@ class TestTheLastSeconds:
         def broken(*_arguments: object, **_more: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr("fairtrial.cli.reporting.show_report", broken)
+        monkeypatch.setattr("fairtrial.cli.options.show_report", broken)
         done = cli("run", "evals.py", "--store=x.db")
         (run,) = open_store("x.db").runs()
         assert done.code not in (0, 3)

@@ -11,7 +11,7 @@ from rich.console import Console
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TrialKey, open_store
 from fairtrial.base.formatting import ago
 from fairtrial.base.types import JSON
-from fairtrial.cli.trial import print_trial
+from fairtrial.cli.command_show import print_trial
 from fairtrial.reports.figures.error_groups import error_text
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult

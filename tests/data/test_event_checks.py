@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvoked
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.trajectory import ToolCall
 
 # Untyped names: these tests hand over what the types do not allow.

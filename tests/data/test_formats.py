@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, Sample
-from fairtrial.data.formats import DatasetFormat
+from fairtrial.data.loaders import DatasetFormat
 from fairtrial.errors import ConfigurationError, DatasetError
 
 FILES = Path(__file__).parents[1] / "integrations" / "importers"

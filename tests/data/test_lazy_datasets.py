@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from fairtrial import Dataset, DatasetError, Sample
 from fairtrial.data import index as indexing
-from fairtrial.data.signature import signature_of
+from fairtrial.data.loaders import signature_of
 
 
 def made(path: Path, count: int) -> Path:

@@ -10,7 +10,7 @@ from fairtrial import ConfigurationError, Dataset, EvalResult, EvalSuite, Sample
 from fairtrial.errors import MailboxConnectionError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, MemoryBroker, RedisBroker, connect_broker
 from fairtrial.fleet.queues import requests_name, results_name
-from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.body import ClaimCheck
 from fairtrial.mailbox.protocol import validate_name
 from tests.fleet.fake_worker import FakeWorker, answer
 from tests.redis_server import RedisServer, free_port

@@ -25,7 +25,7 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.fleet.client import dispatch
-from fairtrial.fleet.client.window import Window
+from fairtrial.fleet.client.submission import Window
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.mailbox.protocol import MailboxDepth

@@ -13,9 +13,9 @@ import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
 from fairtrial.errors import RunBusyError
-from fairtrial.fleet.client.committed_results import CommittedResults
 from fairtrial.fleet.client.fleet_run import Wakeup
 from fairtrial.fleet.client.ledger import Ledger
+from fairtrial.fleet.client.results import CommittedResults
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.runs import run_lease
 from fairtrial.runs.identity import identify

@@ -15,7 +15,7 @@ from fairtrial import Experiment, MainLoop, Sample, TrialContext, TrialKey, eval
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, StoreError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest
 from fairtrial.fleet.worker import eval_loop
-from fairtrial.fleet.worker.delivery import ToMailbox, ToStore
+from fairtrial.fleet.worker.outbox import ToMailbox, ToStore
 from fairtrial.mailbox import InMemoryMailbox, Message, RedisMailbox
 from fairtrial.store.protocol import RunRecord
 from tests.fleet.build import boxes, request, take, until

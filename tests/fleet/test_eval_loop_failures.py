@@ -16,7 +16,7 @@ import pytest
 from fairtrial import ToolInvoked, evaluator, task
 from fairtrial.errors import MailboxAccessError, MailboxClosedError, MailboxConnectionError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
-from fairtrial.fleet.worker.retries import backoff
+from fairtrial.fleet.worker.jobs import backoff
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.trials.context import current_trial
 from tests.fleet.build import QUICK, boxes, request, take, until

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fairtrial.fleet.queues import requests_name
-from fairtrial.mailbox.redis.queue import Keys
+from fairtrial.mailbox.redis.receive import Keys
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_groups import RedisCluster, SentinelGroup
 from tests.redis_server import RedisServer

@@ -15,10 +15,9 @@ import pytest
 from fairtrial.base.metrics import Histogram
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops import health as health_module
-from fairtrial.fleet.ops import metrics
+from fairtrial.fleet.ops import health as metrics
 from fairtrial.fleet.ops.group import LoopGroup
-from fairtrial.fleet.ops.health import HealthServer, Page
-from fairtrial.fleet.ops.metrics import Family, Reading, exposition
+from fairtrial.fleet.ops.health import Family, HealthServer, Page, Reading, exposition
 from fairtrial.fleet.ops.supervise import Bound
 from fairtrial.mailbox import InMemoryMailbox
 from tests.fleet.grouping import Steady, ask, request, running, until

@@ -16,11 +16,9 @@ from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import BudgetExceededError, ConfigurationError, MailboxAccessError, MailboxError
 from fairtrial.fleet.limits import quota as limits_module
-from fairtrial.fleet.limits.quota import FleetLimiter
-from fairtrial.fleet.limits.spending import FleetSpending
+from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.mailbox import PostgresConnection, RedisConnection
-from fairtrial.models.budget import Budget, Spending
-from fairtrial.models.limiter import Limiter, Permit, TokenLimiter
+from fairtrial.models.limiter import Budget, Limiter, Permit, Spending, TokenLimiter
 from fairtrial.models.scripted import ScriptedAdapter
 from tests.fleet.limit_servers import ENGINES, SharedServer, nobodys_url, own_server
 

@@ -19,7 +19,7 @@ import pytest
 from fairtrial import Experiment, ToolInvoked, TrialContext, evaluator, exact_match
 from fairtrial.base.isolation import IsolatedRunner
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
-from fairtrial.fleet.worker.isolated import SuspectPool, emit_answers
+from fairtrial.fleet.worker.execution import SuspectPool, emit_answers
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.trials.run_trial import TrialRules
@@ -156,7 +156,7 @@ class TestAlone:
     async def test_a_child_whose_interpreter_stalls_is_killed_and_its_group_is_not(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fairtrial.fleet.worker.isolated._LEAST_SILENCE", 2.0)
+        monkeypatch.setattr("fairtrial.fleet.worker.execution._LEAST_SILENCE", 2.0)
 
         def execute(requests: Sequence[bytes]) -> None:
             async def one(request: bytes) -> bytes:

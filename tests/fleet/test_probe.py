@@ -16,8 +16,7 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, task
 from fairtrial.base import metrics
-from fairtrial.fleet.ops.metrics import exposition, process_families
-from fairtrial.fleet.ops.probe import ClientProbe
+from fairtrial.fleet.ops.health import ClientProbe, exposition, process_families
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.models import ScriptedAdapter
 from fairtrial.store import open_store

@@ -30,7 +30,7 @@ from fairtrial.fleet import (
     MainLoopRequest,
     MainLoopResult,
 )
-from fairtrial.fleet.worker.isolated import SuspectPool
+from fairtrial.fleet.worker.execution import SuspectPool
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord

@@ -23,8 +23,7 @@ from fairtrial.errors import (
     MailboxConnectionError,
     ReplyNotAvailableError,
 )
-from fairtrial.fleet.limits.quota import FleetLimiter
-from fairtrial.fleet.limits.spending import FleetSpending
+from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
 from tests.redis_server import RedisServer
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError
-from fairtrial.fleet.limits import postgres, postgres_statements, redis, redis_scripts
+from fairtrial.fleet.limits import postgres, redis
+from fairtrial.fleet.limits import postgres as postgres_statements
+from fairtrial.fleet.limits import redis as redis_scripts
 from fairtrial.fleet.limits.connections import limit_server
-from fairtrial.fleet.limits.quota import FleetLimiter
+from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.fleet.limits.servers import LimitServer, Quota
-from fairtrial.fleet.limits.spending import FleetSpending
-from fairtrial.mailbox.postgres.schema import MIGRATIONS, VERSION
+from fairtrial.mailbox.postgres.statements import MIGRATIONS, SCHEMA_VERSION
 from fairtrial.mailbox.redis.scripts import LuaScript
 from tests.fleet.limit_servers import PostgresState, RedisState, SharedServer
 from tests.servers import PgBouncer, PostgresServer
@@ -300,7 +301,7 @@ class TestOnPostgres:
         async with FleetLimiter(pg_url, "x", requests_per_second=1000) as limiter, limiter.slot():
             pass
         with psycopg.connect(pg_url) as client:
-            assert client.execute("SELECT version FROM mailbox_schema").fetchone() == (VERSION,)
+            assert client.execute("SELECT version FROM mailbox_schema").fetchone() == (SCHEMA_VERSION,)
 
     @pytest.mark.anyio
     async def test_commits_do_not_wait_for_the_disk_and_others_still_do(self, mailbox_database: str) -> None:

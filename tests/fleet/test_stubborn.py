@@ -14,7 +14,7 @@ import pytest
 
 from fairtrial import Experiment, exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig
-from fairtrial.fleet.worker.counters import LoopCounters
+from fairtrial.fleet.worker.config import LoopCounters
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.worker import Worker
 from fairtrial.mailbox import InMemoryMailbox, Mailbox

@@ -29,14 +29,14 @@ from fairtrial.fleet import (
     submit_dataset_sync,
 )
 from fairtrial.fleet.client import collect
-from fairtrial.fleet.client.submit import submitted
+from fairtrial.fleet.client.collect import submitted
 from fairtrial.fleet.messages import EvalReply, EvalRequest, current_run_by_hand, end_run_by_hand
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.mailbox import RedisMailbox
 from fairtrial.mailbox.memory import InMemoryMailbox
-from fairtrial.mailbox.resolver import CompositeResolver
+from fairtrial.mailbox.protocol import CompositeResolver
 from fairtrial.testing import FakeClock
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from tests.fleet.fake_worker import FakeWorker, answer
 
 pytestmark = pytest.mark.anyio

@@ -27,7 +27,7 @@ from fairtrial.fleet import (
 from fairtrial.fleet.client import collect
 from fairtrial.mailbox import InMemoryMailbox, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from tests.fleet.loop_process import Answer, Problem
 
 pytestmark = pytest.mark.anyio

@@ -25,7 +25,7 @@ from fairtrial.integrations.inspect import write_log
 from fairtrial.mailbox import InMemoryMailbox, PostgresMailbox, RedisMailbox, SqsConnection, SqsMailbox
 from fairtrial.store.portable import save_run
 from fairtrial.suites.worker import run_worker
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.run_trial import run_trial, score_again
 from tests.fleet import value_kinds
 from tests.fleet.value_kinds import DAY, KINDS

@@ -62,7 +62,7 @@ async def test_a_message_of_a_newer_format_waits_in_memory_for_a_worker_that_can
 async def test_a_message_of_a_newer_format_waits_on_a_server_for_a_worker_that_can_read_it(
     kind: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairtrial.mailbox.reading.NEWER_FORMAT_DELAY", 0.05)
+    monkeypatch.setattr("fairtrial.mailbox.server.NEWER_FORMAT_DELAY", 0.05)
     url = request.getfixturevalue("redis_url" if kind is RedisMailbox else "mailbox_database")
     old: Mailbox[Any] = kind("versions", EvalRequest, url)
     new: Mailbox[Any] = kind("versions", FromTheFuture, url)

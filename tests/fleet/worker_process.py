@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from fairtrial import exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
-from fairtrial.fleet.worker.isolated import ExecuteInChild, emit_answers
+from fairtrial.fleet.worker.execution import ExecuteInChild, emit_answers
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, RedisConnection, RedisMailbox
 
 LEASE_SECONDS = 1.0

@@ -21,7 +21,7 @@ from fairtrial.mailbox import (
     reply_all,
     send_all,
 )
-from fairtrial.mailbox.bulk import asked_from
+from fairtrial.mailbox.server import asked_from
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio

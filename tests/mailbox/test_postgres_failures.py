@@ -22,8 +22,7 @@ from fairtrial.errors import (
 )
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
 from fairtrial.mailbox.postgres import receive
-from fairtrial.mailbox.postgres.schema import VERSION
-from fairtrial.mailbox.postgres.statements import CHANNEL
+from fairtrial.mailbox.postgres.statements import CHANNEL, SCHEMA_VERSION
 from tests.fleet.build import until
 from tests.mailbox.ageing import age_rows
 from tests.servers import PgBouncer, PostgresServer, free_port
@@ -246,7 +245,7 @@ async def test_tables_of_a_newer_version_are_refused(pg_url: str) -> None:
     async with PostgresMailbox("box", int, pg_url):
         pass
     with psycopg.connect(pg_url, autocommit=True) as admin:
-        admin.execute("UPDATE mailbox_schema SET version = %s", (VERSION + 1,))
+        admin.execute("UPDATE mailbox_schema SET version = %s", (SCHEMA_VERSION + 1,))
     mailbox: PostgresMailbox[int] = PostgresMailbox("box", int, pg_url)
     with pytest.raises(ConfigurationError, match="newer Fairtrial"):
         await mailbox.open()
@@ -318,7 +317,7 @@ class TestPgBouncer:
 async def test_notifications_that_do_not_arrive_are_noticed_and_replaced_by_polling(
     mailbox_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fairtrial.mailbox.postgres.listener._PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("fairtrial.mailbox.postgres.connection._PROBE_SECONDS", 0.1)
     name = f"deaf-{uuid.uuid4().hex}"
     async with (
         PostgresConnection(mailbox_database) as connection,
@@ -341,8 +340,8 @@ async def test_notifications_that_do_not_arrive_are_noticed_and_replaced_by_poll
 async def test_notifications_that_were_late_once_are_tried_again(
     mailbox_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fairtrial.mailbox.postgres.listener._PROBE_SECONDS", 0.1)
-    monkeypatch.setattr("fairtrial.mailbox.postgres.listener._FIRST_PROBE_PAUSE", 0.2)
+    monkeypatch.setattr("fairtrial.mailbox.postgres.connection._PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("fairtrial.mailbox.postgres.connection._FIRST_PROBE_PAUSE", 0.2)
     name = f"late-{uuid.uuid4().hex}"
     async with PostgresConnection(mailbox_database) as connection, PostgresMailbox(name, int, connection) as mailbox:
         notify, lost = connection.listener._notify, 0
@@ -351,7 +350,7 @@ async def test_notifications_that_were_late_once_are_tried_again(
             nonlocal lost
             lost += 1
             if lost > 2:
-                monkeypatch.setattr("fairtrial.mailbox.postgres.listener._PROBE_SECONDS", 5.0)
+                monkeypatch.setattr("fairtrial.mailbox.postgres.connection._PROBE_SECONDS", 5.0)
                 await notify(channel)
 
         connection.listener._notify = lose_two

@@ -15,7 +15,7 @@ from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, Repl
 from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, PostgresMailboxFactory
 from fairtrial.mailbox.postgres import statements as sql
-from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
+from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.trials import EvalResult, TrialKey
 from tests.mailbox.ageing import age_rows

@@ -15,12 +15,11 @@ from redis.crc import key_slot
 
 from fairtrial.data.session import TokenUsage
 from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxConnectionError, MailboxError
-from fairtrial.fleet.limits.quota import FleetLimiter
-from fairtrial.fleet.limits.spending import FleetSpending
+from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.fleet.queues import RedisBroker, connect_broker
 from fairtrial.mailbox import RedisConnection, RedisMailbox
-from fairtrial.mailbox.redis.address import RedisAddress
-from fairtrial.mailbox.redis.queue import Keys
+from fairtrial.mailbox.redis.receive import Keys
+from fairtrial.mailbox.redis.topology import RedisAddress
 from tests.fleet.build import request
 from tests.redis_groups import RedisCluster, SentinelGroup, wait_until
 from tests.redis_server import RedisServer

@@ -20,9 +20,9 @@ from fairtrial.errors import (
 )
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, RedisConnection, RedisMailbox
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
-from fairtrial.mailbox.redis.errors import is_gone, translated
-from fairtrial.mailbox.redis.queue import Consumers
+from fairtrial.mailbox.redis.receive import Consumers
 from fairtrial.mailbox.redis.scripts import ACK, SEND
+from fairtrial.mailbox.redis.topology import is_gone, translated
 
 pytestmark = pytest.mark.anyio
 
@@ -210,7 +210,7 @@ class TestClosingAndCancelling:
         async with RedisMailbox("bad", int, redis_url) as mailbox:
             await mailbox.connection.command("XADD", mailbox.keys.stream, "*", "b", "junk")
             await mailbox.send(1)
-            monkeypatch.setattr("fairtrial.mailbox.redis.receipt.RedisReceipt.dead_letter", fail)
+            monkeypatch.setattr("fairtrial.mailbox.redis.receive.RedisReceipt.dead_letter", fail)
             (message,) = await mailbox.receive(2, 60, 1)
             assert message.body == 1
             assert "could not be dead-lettered" in caplog.text

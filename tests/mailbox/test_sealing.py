@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairtrial.errors import BodyError, ConfigurationError
 from fairtrial.mailbox import RedisMailbox
-from fairtrial.mailbox.sealing import KEY_VARIABLE, queue_key, readable, seal, unseal
+from fairtrial.mailbox.body import KEY_VARIABLE, queue_key, readable, seal, unseal
 from tests.redis_server import RedisServer
 
 KEY = b"a key that nobody guesses"

@@ -21,12 +21,18 @@ from fairtrial.errors import (
     ReplyNotAvailableError,
 )
 from fairtrial.mailbox import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, send_all
-from fairtrial.mailbox.bulk import acknowledge_all
-from fairtrial.mailbox.sqs.batches import RequestBatcher
-from fairtrial.mailbox.sqs.errors import entry_error
+from fairtrial.mailbox.server import acknowledge_all
+from fairtrial.mailbox.sqs.connection import RequestBatcher, entry_error
 from fairtrial.mailbox.sqs.mailbox import MAX_BODY_BYTES
-from fairtrial.mailbox.sqs.queues import EXPIRES_TAG, MAILBOX_TAG, OWNER_TAG, delete_abandoned, queue_name, tags_of
-from fairtrial.mailbox.sqs.wire_message import WireMessage
+from fairtrial.mailbox.sqs.queues import (
+    EXPIRES_TAG,
+    MAILBOX_TAG,
+    OWNER_TAG,
+    WireMessage,
+    delete_abandoned,
+    queue_name,
+    tags_of,
+)
 from tests.mailbox.ageing import ShiftedClock
 from tests.sqs_server import CREDENTIALS, SqsServer
 

@@ -17,7 +17,7 @@ import redis
 
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxFullError, ReplyNotAvailableError
 from fairtrial.mailbox import Message, RedisConnection, RedisMailbox
-from fairtrial.mailbox.redis import sweeper
+from fairtrial.mailbox.redis import receive as sweeper
 from fairtrial.mailbox.redis.scripts import GROUP
 from tests.mailbox.ageing import age
 from tests.redis_server import RedisServer

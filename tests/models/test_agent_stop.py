@@ -12,8 +12,7 @@ from fairtrial.data.session.trajectory import ToolCall
 from fairtrial.integrations.model_server import ModelServer, ParsedRequest, Reply, ToolCallReply
 from fairtrial.models import OpenAIAdapter, ScriptedAdapter, StopAgent, agent_task
 from fairtrial.models.agent import AgentEnded
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.reports.report import EvalReport
 
 pytestmark = pytest.mark.anyio

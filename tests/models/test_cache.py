@@ -18,17 +18,15 @@ from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
 from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, Usage
 from fairtrial.integrations.model_server import Reply as Served
-from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.adapter import ModelReply, ToolSpec
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.reply import ModelReply
-from fairtrial.models.retry import RetryPolicy
+from fairtrial.models.limiter import RetryPolicy
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.testing.fakes import FakeClock
-from fairtrial.trials.context import TrialContext
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialContext, TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, contains, exact_match
-from fairtrial.data.session.endings import (
+from fairtrial.data.session.events import (
     ANTHROPIC_ENDINGS,
     CHAT_ENDINGS,
     RESPONSES_ENDINGS,
@@ -35,9 +35,9 @@ from fairtrial.integrations.model_server import (
     WrongShape,
 )
 from fairtrial.models import AnthropicAdapter, OpenAIAdapter, ResponseCache, RetryPolicy, ScriptedAdapter, agent_task
+from fairtrial.models.adapter import ModelReply
 from fairtrial.models.agent import AgentEnded
 from fairtrial.models.limiter import Unlimited
-from fairtrial.models.reply import ModelReply
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.reports.report import EvalReport
 from fairtrial.trials.task import task

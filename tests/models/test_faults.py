@@ -49,14 +49,13 @@ from fairtrial.integrations.model_server import (
     StreamFailed,
     WrongShape,
 )
-from fairtrial.models.limiter import AdaptiveLimiter
-from fairtrial.models.provider_errors import retry_after
-from fairtrial.models.retry import NO_RETRY, RetryPolicy
+from fairtrial.models.clients import retry_after
+from fairtrial.models.limiter import NO_RETRY, AdaptiveLimiter, RetryPolicy
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.scoring.text import exact_match
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task

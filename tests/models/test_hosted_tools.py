@@ -13,8 +13,7 @@ from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply, WrongShape
 from fairtrial.models import AnthropicAdapter, OpenAIAdapter, Prices, agent_task
 from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.limiter import NO_RETRY, Unlimited
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairtrial import ChatMessage, ConfigurationError, PromptExecuted, Sample, Session, all_of, exact_match
 from fairtrial.errors import DataError, NothingToScoreError, OutputParseError, RateLimitedError
-from fairtrial.models.families import family
+from fairtrial.models.clients import family
 from fairtrial.models.judges import (
     RATING_VALUES,
     check_judge,

@@ -26,16 +26,24 @@ from fairtrial.errors import (
     RateLimitedError,
 )
 from fairtrial.models.base import ModelCallFailed
-from fairtrial.models.budget import Budget, Spending
-from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter, Permit, Unlimited, shared_limiter
-from fairtrial.models.retry import NO_RETRY, RetryPolicy
+from fairtrial.models.limiter import (
+    NO_RETRY,
+    AdaptiveLimiter,
+    Budget,
+    FixedLimiter,
+    Limiter,
+    Permit,
+    RetryPolicy,
+    Spending,
+    Unlimited,
+    shared_limiter,
+)
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.scoring.text import exact_match
 from fairtrial.testing.fakes import FakeClock
-from fairtrial.trials.context import TrialContext, _current
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialContext, TrialKey, _current
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 

@@ -11,8 +11,7 @@ import fairtrial.models
 from fairtrial import Dataset, EvalSuite
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import PromptExecuted, TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import Session, restore_session
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError, ModelUnavailableError
 from fairtrial.fleet import MainLoop
@@ -21,9 +20,8 @@ from fairtrial.scoring.behaviour import token_usage_under
 from fairtrial.scoring.combine import all_of
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.scoring.text import exact_match
-from fairtrial.trials.context import TrialContext, current_trial
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialContext, TrialKey, current_trial
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task, task

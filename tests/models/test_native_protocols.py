@@ -61,8 +61,7 @@ from fairtrial.models import OpenAIAdapter, model_from_name
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter, VertexAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 

@@ -54,13 +54,11 @@ from fairtrial.models import (
 )
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.bedrock import ConverseAdapter
-from fairtrial.models.budget import spent_in
 from fairtrial.models.gemini import VertexAdapter
 from fairtrial.models.judges import llm_judge, panel
 from fairtrial.models.judges.fence import read_fences
-from fairtrial.models.limiter import Unlimited
+from fairtrial.models.limiter import NO_RETRY, Unlimited, spent_in
 from fairtrial.models.pricing import UsageExtras, read_prices
-from fairtrial.models.retry import NO_RETRY
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkAdapter
 

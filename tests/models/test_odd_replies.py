@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, contains
-from fairtrial.data.session.endings import (
+from fairtrial.data.session.events import (
     ANTHROPIC_ENDINGS,
     CHAT_ENDINGS,
     CONVERSE_ENDINGS,

@@ -42,8 +42,7 @@ from fairtrial.models import AgentEnded, AnthropicAdapter, OpenAIAdapter, agent_
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import Unlimited
-from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 
 pytestmark = pytest.mark.anyio

@@ -37,8 +37,8 @@ from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
+from fairtrial.models.schema import OutputRepaired
 from fairtrial.models.sdk import SdkAdapter
-from fairtrial.models.structured import OutputRepaired
 from fairtrial.models.tools import UNPARSED, tool_message
 
 type MakeAdapter = Callable[..., SdkAdapter]
@@ -395,7 +395,7 @@ def test_a_process_that_reached_no_model_ends_without_complaints_about_open_sess
     code = (
         "from fairtrial import ChatMessage, Dataset, evaluate_sync, exact_match\n"
         f"from fairtrial.models import {adapter} as Adapter\n"
-        "from fairtrial.models.retry import NO_RETRY\n"
+        "from fairtrial.models.limiter import NO_RETRY\n"
         "async def task(text):\n"
         "    adapter = Adapter('m', base_url='http://127.0.0.1:9', api_key='none', retry=NO_RETRY)\n"
         "    return (await adapter.complete([ChatMessage('user', text)])).output\n"

@@ -14,8 +14,7 @@ import pytest
 from fairtrial import Dataset, EvalSuite, contains
 from fairtrial.base.codec import dumps
 from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import Session, restore_session
 from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import ConfigurationError, InvalidCallError
 from fairtrial.integrations.model_server import (
@@ -33,9 +32,8 @@ from fairtrial.integrations.model_server import (
 from fairtrial.models.agent import AgentEnded, agent_task
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.limiter import Unlimited
+from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.openai import OpenAIAdapter
-from fairtrial.models.retry import NO_RETRY
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 

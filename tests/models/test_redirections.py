@@ -13,7 +13,7 @@ from fairtrial.errors import ModelError
 from fairtrial.models import AnthropicAdapter, OpenAIAdapter
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.retry import RetryPolicy
+from fairtrial.models.limiter import RetryPolicy
 
 KEY = "sk-the-key-of-somebody-1234567890"
 

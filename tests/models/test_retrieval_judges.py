@@ -27,8 +27,7 @@ from fairtrial import (
 )
 from fairtrial.errors import ModelError, NothingToScoreError, OutputParseError
 from fairtrial.models.judges.fence import read_fences
-from fairtrial.models.judges.retrieval import average_precision
-from fairtrial.models.judges.similarity import cosine
+from fairtrial.models.judges.retrieval import average_precision, cosine
 from fairtrial.scoring.evaluator import Case
 from fairtrial.testing import session_of
 

@@ -22,8 +22,8 @@ from fairtrial import (
 )
 from fairtrial.errors import NothingToScoreError, OutputParseError
 from fairtrial.models.judges import RubricItem, short_answer_summary
+from fairtrial.models.judges.checks import judge_notes, rebuild_prompt
 from fairtrial.models.judges.fence import read_fences
-from fairtrial.models.judges.rebuild import judge_notes, rebuild_prompt
 from fairtrial.models.judges.rubric import rubric_share
 from fairtrial.models.judges.short_answer import LABELS
 from fairtrial.scoring.evaluator import Case

@@ -13,8 +13,8 @@ from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError, OutputParseError, RateLimitedError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
+from fairtrial.models.schema import OutputRepaired
 from fairtrial.models.scripted import ScriptedAdapter
-from fairtrial.models.structured import OutputRepaired
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairtrial import EvalReport, Metric, Sample, Score, open_store
 from fairtrial.store import RunRecord, RunStore
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
 type Trial = Any

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairtrial import EvalReport, EvalResult, Metric, Outcome, Sample, Score, TokenUsage, open_store
 from fairtrial.store import RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=http://evil.example/x onerror=alert(1)> "

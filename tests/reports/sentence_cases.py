@@ -26,7 +26,7 @@ from fairtrial import (
     gate,
     open_store,
 )
-from fairtrial.reports.calibrate.calibration import CalibrationRecord
+from fairtrial.reports.calibrate.numbers import CalibrationRecord
 from fairtrial.reports.compare.comparison import ComparisonRecord
 from fairtrial.reports.compare.document import ComparisonInDetail
 from fairtrial.reports.compare.methods import methods_paragraph

@@ -26,7 +26,7 @@ from fairtrial import (
     stats,
 )
 from fairtrial.reports.calibrate.document import judge_sentence
-from fairtrial.reports.calibrate.review_sample import smallest
+from fairtrial.reports.figures.labels import smallest
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.leaderboard.ranking import rank_columns
 from fairtrial.stats import Preference, bradley_terry, heterogeneity

@@ -30,9 +30,9 @@ from fairtrial import (
     stats,
 )
 from fairtrial.base.codec import dumps
-from fairtrial.reports.figures.label_draw import UNKNOWN_DRAW
+from fairtrial.reports.figures.labels import UNKNOWN_DRAW
 from fairtrial.store.protocol import Label
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 pytestmark = pytest.mark.proves("R39")
 

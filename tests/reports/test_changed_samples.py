@@ -11,10 +11,9 @@ import pytest
 import sqlalchemy
 
 from fairtrial import EvalReport, EvalResult, Sample, Score, TrialKey, compare, gate, leaderboard, open_store, plan
+from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.reports.compare.pairing import pair
-from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.figures.contents import SampleContents, compare_contents
-from fairtrial.store.sample_hashes import UNKNOWN
+from fairtrial.reports.figures.columns import Columns, SampleContents, compare_contents
 from fairtrial.store.schema import samples as samples_table
 
 

@@ -14,14 +14,13 @@ import pytest
 from fairtrial import GateRules, Metric, Score, gate, open_store, stats
 from fairtrial.base.frozen import FrozenList
 from fairtrial.errors import ConfigurationError, StoreError
-from fairtrial.reports.calibrate.review_sample import draw_trials, keyed_hash
 from fairtrial.reports.compare.pairing import pair
 from fairtrial.reports.figures import column_file
 from fairtrial.reports.figures.column_file import forget, open_columns, write_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import per_trial, slice_rate_test
 from fairtrial.reports.figures.experiment import ExperimentAnalysis
-from fairtrial.reports.figures.labels import CollectedLabels
+from fairtrial.reports.figures.labels import CollectedLabels, draw_trials, keyed_hash
 from fairtrial.reports.figures.metrics import MISSING, SCORED
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
 from fairtrial.reports.report import source_of

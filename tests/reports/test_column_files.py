@@ -28,10 +28,10 @@ from fairtrial.reports.figures import column_file, column_reader
 from fairtrial.reports.figures.column_file import ColumnFile, open_columns, write_columns
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.figures.source import ExperimentSource, run_totals
+from fairtrial.reports.figures.metrics import ExperimentSource, run_totals
 from fairtrial.store import RunRecord, RunStore
 from fairtrial.store.column_cache import cached_columns, column_path
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 
 SIDES = ("plain", "terse")

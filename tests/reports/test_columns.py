@@ -23,13 +23,12 @@ from fairtrial import (
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports import by_metric
 from fairtrial.reports.compare.settings import compare_columns
-from fairtrial.reports.estimates import slice_estimates
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import Estimate, estimates, quantile_of
-from fairtrial.reports.figures.metrics import SCORED, View
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.metrics import SCORED, ExperimentSource, View
 from fairtrial.reports.report import source_of
+from fairtrial.reports.tool_calls import slice_estimates
 from tests.records import changeable
 from tests.reports.build import graded, stored
 

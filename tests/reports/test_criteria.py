@@ -190,7 +190,7 @@ class TestRewards:
 
     def test_a_trial_that_was_not_run_is_not_an_error(self) -> None:
         from fairtrial import EvalResult
-        from fairtrial.trials.keys import TrialKey
+        from fairtrial.trials.context import TrialKey
 
         missing = EvalResult(key=TrialKey("r", "e", "s", 0), ordinal=0, outcome="not_run")
         assert summarize([missing])["errors"] == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TokenUsage, TrialContext
-from fairtrial.reports.render.json_record import as_text
+from fairtrial.reports.render.files import as_text
 from fairtrial.stats import (
     BettingMartingale,
     Interval,

@@ -24,7 +24,7 @@ from fairtrial import (
 )
 from fairtrial.cli.label_file import read_labels
 from fairtrial.reports.calibrate.document import judge_sentence
-from fairtrial.reports.calibrate.review_sample import smallest
+from fairtrial.reports.figures.labels import smallest
 from fairtrial.store.notes import SKIP, ReviewNote, write_notes
 
 N, DRAWN = 300, 60

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairtrial import AnalysisPlan, Metric, Score, compare
-from fairtrial.reports.compare.latex import latex_text
+from fairtrial.reports.compare.methods import latex_text
 from tests.reports.build import stored
 from tests.reports.made import HOSTILE, hostile_report
 from tests.reports.sides import GRADED, one, planned

@@ -13,13 +13,13 @@ import pytest
 from fairtrial import EvalReport, Leaderboard, compare, leaderboard, open_store, stats
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.estimates import mean_over_suites
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, SCORED
 from fairtrial.reports.leaderboard.preferences import preferences
 from fairtrial.reports.leaderboard.ranking import rank_columns
+from fairtrial.reports.tool_calls import mean_over_suites
 from fairtrial.store.notes import AdaptiveNote
-from fairtrial.trials.stopping import StopWhen
+from fairtrial.trials.config import StopWhen
 from tests.reports.build import graded, stored
 
 pytestmark = pytest.mark.proves("R148")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fairtrial import EvalResult, Score, group_by, summarize
-from fairtrial.reports.calibrate.review_sample import keyed_hash
+from fairtrial.reports.figures.column_samples import StoredIds
 from fairtrial.reports.figures.error_groups import (
     ErrorGroup,
     error_key,
@@ -19,8 +19,8 @@ from fairtrial.reports.figures.error_groups import (
     group_errors,
     traceback_of,
 )
-from fairtrial.reports.figures.stored_ids import StoredIds
-from fairtrial.trials.keys import TrialKey
+from fairtrial.reports.figures.labels import keyed_hash
+from fairtrial.trials.context import TrialKey
 from tests.reports.build import stored
 
 

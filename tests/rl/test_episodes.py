@@ -17,11 +17,9 @@ from fairtrial import ConfigurationError, EvalSuite, Metric, Score, exact_match,
 from fairtrial.cli.app import invoke
 from fairtrial.integrations.model_server import FaultRule, ModelServer, NotAuthorised
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.rl.conversation import TrainingConversations
+from fairtrial.rl.episode import TrainingConversations
 from fairtrial.rl.local_model import parse_tool_calls
-from fairtrial.rl.openenv_sessions import task_row
-from fairtrial.rl.skyrl_env import TextGame
-from fairtrial.rl.verifiers_taskset import split_system, weighted_metrics
+from fairtrial.rl.trainers import TextGame, split_system, task_row, weighted_metrics
 from tests.rl import reward_suites
 from tests.rl.test_trl_environments import counting
 from tests.rl.trainers import counter_suites, word_suites

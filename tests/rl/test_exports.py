@@ -26,10 +26,10 @@ from fairtrial import (
     restore_session,
 )  # fmt: skip
 from fairtrial.cli.app import invoke
-from fairtrial.data.session.tokens import TokenCall, check_tokens, record_tokens, token_calls
+from fairtrial.data.session.session import TokenCall, check_tokens, record_tokens, token_calls
 from fairtrial.data.session.trajectory import from_chat
 from fairtrial.rl import export, groups, stitch
-from fairtrial.rl.chat import to_chat
+from fairtrial.rl.local_model import to_chat
 from tests.rl.build import suite_of
 
 

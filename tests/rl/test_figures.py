@@ -25,7 +25,7 @@ from fairtrial import (
 )  # fmt: skip
 from fairtrial.data.session import ChatMessage
 from fairtrial.rl import curve, diagnose, groups, hacking
-from fairtrial.rl.hacking import HackingCheck, change
+from fairtrial.rl.diagnose import HackingCheck, change
 from tests.rl.build import suite_of
 
 

@@ -21,7 +21,7 @@ from fairtrial import (
     Sample,
     TrialContext,
 )
-from fairtrial.data.session.tokens import TokensSampled
+from fairtrial.data.session.session import TokensSampled
 from fairtrial.errors import InvalidCallError
 from fairtrial.integrations.model_server import (
     FaultRule,
@@ -32,7 +32,7 @@ from fairtrial.integrations.model_server import (
     TokensDamaged,
     ToolCallReply,
 )
-from fairtrial.integrations.model_server.token_ids import prompt_ids
+from fairtrial.integrations.model_server.reply import prompt_ids
 from fairtrial.models import OpenAIAdapter, ResponseCache, agent_task
 from fairtrial.rl import export, groups
 

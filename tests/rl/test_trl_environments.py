@@ -24,7 +24,7 @@ from fairtrial.integrations.model_server import (
 )
 from fairtrial.models import OpenAIAdapter
 from fairtrial.rl.local_model import parse_tool_calls
-from fairtrial.rl.trl_rollout import METRICS, REWARD
+from fairtrial.rl.trl import METRICS, REWARD
 from tests.rl import reward_suites
 from tests.rl.trainers import counter_suites
 from tests.rl.trainers.counter_suites import Counter

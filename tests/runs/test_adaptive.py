@@ -30,7 +30,7 @@ from fairtrial import (
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive, follow
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
 pytestmark = pytest.mark.anyio

@@ -18,7 +18,7 @@ from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.rl.reward import RewardFunction, sample_text
 from fairtrial.store.portable import load_run, save_run
 from fairtrial.suites.worker import run_worker
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 NONE: Sample[Any, Any] = Sample("none", None, expected=None)
 MISSING: Sample[Any, Any] = Sample("missing", None)

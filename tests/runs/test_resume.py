@@ -33,7 +33,7 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.base import metrics
-from fairtrial.reports.figures.source import code_versions
+from fairtrial.reports.figures.metrics import code_versions
 from fairtrial.runs.events import EvalRunStarted, ResumeWarning, RunEvent, SampleEvaluated
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import pytest
 from fairtrial import Dataset, EvalResult, Sample, Score, TokenUsage, open_store
 from fairtrial.runs.retries import RetrySet
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from tests.trials.build import answer, rules
 
 DATASET = Dataset([Sample(f"s{place}", place, place) for place in range(7)], name="numbers")

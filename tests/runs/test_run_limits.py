@@ -12,7 +12,7 @@ from fairtrial import EvalResult, Score, StopWhen, TokenUsage
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.scheduler import Limits, RepeatedErrors, Stop
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 pytestmark = pytest.mark.anyio
 

@@ -30,11 +30,10 @@ from fairtrial import (
     exact_match,
     open_store,
 )
-from fairtrial.data.session.dispatcher import ControlDispatcher
-from fairtrial.data.session.session import Session
+from fairtrial.data.session.session import ControlDispatcher, Session
 from fairtrial.errors import ConfigurationError
 from fairtrial.runs import run_lease
-from fairtrial.runs.costs import check_inputs
+from fairtrial.runs.adaptive import check_inputs
 from fairtrial.runs.events import Observers
 from fairtrial.runs.plan import missing_ordinals
 from fairtrial.runs.run_lease import RunLease, active_owner, with_current_status
@@ -43,9 +42,8 @@ from fairtrial.runs.sync import run_interruptibly
 from fairtrial.runs.writer import size_of
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import RunOwner, RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import CollectedTrace, TrialKey
 from fairtrial.trials.task import CHECK_INPUT
-from fairtrial.trials.traces import CollectedTrace
 from tests.runs.doubles import double, doubles
 from tests.trials.build import rules
 

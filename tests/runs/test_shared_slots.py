@@ -8,7 +8,7 @@ import pytest
 
 from fairtrial.runs import scheduler
 from fairtrial.runs.scheduler import SharedSlots
-from fairtrial.trials.traces import current_slot, slot_released
+from fairtrial.trials.context import current_slot, slot_released
 
 pytestmark = pytest.mark.anyio
 

@@ -38,7 +38,8 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.models import ScriptedAdapter
-from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted, loop_watch
+from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
+from fairtrial.runs import suspects as loop_watch
 from fairtrial.runs.events import observe_every_run
 from tests.records import changeable
 from tests.runs.doubles import double, doubles

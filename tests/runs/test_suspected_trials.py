@@ -18,7 +18,7 @@ from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import CrashNote, write_notes
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from tests.runs.doubles import double, doubles
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, GateRules, Sample, compare, exact_match, gate, open_store
-from fairtrial.reports.figures.source import code_versions
+from fairtrial.reports.figures.metrics import code_versions
 from fairtrial.runs.baseline import SuiteCode
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.identity import RunIdentity, identify

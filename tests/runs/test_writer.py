@@ -17,7 +17,7 @@ from fairtrial.errors import StoreUnavailableError
 from fairtrial.runs.writer import Writer, split_batches
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 pytestmark = pytest.mark.anyio
 

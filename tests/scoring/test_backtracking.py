@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, Sample, adapt, all_of, contains, evaluate_sync, matches
-from fairtrial.scoring.backtracking import may_take_long
+from fairtrial.scoring.text import may_take_long
 
 CATASTROPHIC = "a" * 40 + "!"
 

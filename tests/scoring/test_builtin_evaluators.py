@@ -40,7 +40,7 @@ from fairtrial import (
 from fairtrial.errors import NothingToScoreError
 from fairtrial.scoring import resolve
 from fairtrial.scoring.evaluator import marks_of
-from fairtrial.scoring.json_difference import json_diff
+from fairtrial.scoring.structure import json_diff
 from fairtrial.testing import session_of
 
 

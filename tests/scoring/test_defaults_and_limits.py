@@ -30,8 +30,8 @@ from fairtrial import (
     weighted,
 )
 from fairtrial.scoring import extract_choice
-from fairtrial.scoring.backtracking import may_take_long
-from fairtrial.scoring.json_difference import json_diff
+from fairtrial.scoring.structure import json_diff
+from fairtrial.scoring.text import may_take_long
 from fairtrial.testing import session_of
 
 TWO_CALLS = session_of(ToolInvoked("a"), ToolInvoked("a"))

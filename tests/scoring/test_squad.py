@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairtrial import ConfigurationError, squad
-from fairtrial.scoring.squad_answers import normalize_answer, token_f1
+from fairtrial.scoring.answers import normalize_answer, token_f1
 
 PAIRS: list[tuple[str, list[str]]] = [
     ("Denver Broncos", ["Denver Broncos", "The Denver Broncos"]),

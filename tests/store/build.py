@@ -8,7 +8,7 @@ from typing import Any
 
 from fairtrial import Metric, Sample, Score, Session, TokenUsage
 from fairtrial.store import RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
 

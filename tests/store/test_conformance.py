@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from fairtrial import Metric, Sample, Score, TokenUsage
+from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.previews import preview_text
-from fairtrial.store.protocol import ScoreRow
-from fairtrial.store.sample_hashes import UNKNOWN
+from fairtrial.store.protocol import ScoreRow, preview_text
 from fairtrial.store.sql import SqlStore
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from tests.store.build import result, rich_result, run_record, sample, samples
 

@@ -27,7 +27,7 @@ from fairtrial.store.notes import (
     write_notes,
 )
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.stopping import StopWhen
+from fairtrial.trials.config import StopWhen
 
 RATE = AdaptiveRate(40, 20, 1, 2, 0.5, 0.25, 0.75, 0.95, "sequence")
 PAIR = AdaptivePair("a", "b", 17, 3, 20, 0, 0.35, 0.1, 0.7, 0.95, "pairs", 43.5, 0.02, "better")

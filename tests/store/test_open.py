@@ -24,7 +24,8 @@ from fairtrial.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from fairtrial.store import RunStore, default_store, engine, open_store, postgres_options, schema
+from fairtrial.store import RunStore, default_store, engine, open_store, schema
+from fairtrial.store import bulk as postgres_options
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.open import find_database, migrate_store

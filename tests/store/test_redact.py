@@ -23,7 +23,7 @@ from fairtrial.errors import SecretInDataError
 from fairtrial.store import Label, RedactingFilter, Redactor, RunStore, redact, register_secret
 from fairtrial.store.compress import decompress
 from fairtrial.store.credential_formats import FORMATS
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from tests.store.build import result, run_record
 
 SECRET = "sk-live-0123456789abcdef"

@@ -15,7 +15,7 @@ import zstandard
 from fairtrial import ChatMessage, PromptExecuted, Sample, Score, Session, TokenUsage
 from fairtrial.store import RunRecord, RunStore, Totals, open_store
 from fairtrial.store.rows import RESULT_COLUMNS
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from tests.figures import Figure
 

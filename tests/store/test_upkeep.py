@@ -15,8 +15,8 @@ from sqlalchemy import Connection, func, select
 
 from fairtrial import Attachment, ChatMessage, Sample
 from fairtrial.errors import StoreError
+from fairtrial.models.adapter import ModelReply
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.reply import ModelReply
 from fairtrial.store import Label, RunStore, open_store, upkeep
 from fairtrial.store.schema import datasets, details, results, samples
 from fairtrial.store.sql import SqlStore

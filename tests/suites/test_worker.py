@@ -19,11 +19,11 @@ import pytest
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
 from fairtrial.base.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MemoryBroker
-from fairtrial.fleet.worker.isolated import SuspectPool
+from fairtrial.fleet.worker.execution import SuspectPool
 from fairtrial.runs.code import project_files
 from fairtrial.runs.identity import identify
 from fairtrial.suites.worker import execute_requests, execute_suspects, run_worker
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_server import RedisServer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from fairtrial import Sample, exact_match
 from fairtrial.scoring import Evaluator, resolve
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task

@@ -11,7 +11,7 @@ from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvo
 from fairtrial.data.session.trajectory import ToolCall
 from fairtrial.data.session.views import Envelope
 from fairtrial.testing import FakeClock
-from fairtrial.trials.application_calls import ApplicationCalls, without_recorded
+from fairtrial.trials.task import ApplicationCalls, without_recorded
 
 
 class Call:

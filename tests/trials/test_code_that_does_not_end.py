@@ -16,9 +16,8 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, PromptExecuted, Sample, Score, TokenUsage, evaluate, exact_match
 from fairtrial.scoring import Evaluator, resolve
-from fairtrial.trials.context import TrialContext
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialContext, TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task

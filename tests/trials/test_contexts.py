@@ -11,9 +11,8 @@ import pytest
 from fairtrial import ChatMessage, Experiment, PromptExecuted, Sample, ToolInvoked, exact_match
 from fairtrial.data.session.session import Session
 from fairtrial.errors import FairtrialError
-from fairtrial.trials.context import TrialContext, call_task_in_child, current_trial, trial_seed
-from fairtrial.trials.isolated_trial import run_trial_in_child
-from fairtrial.trials.keys import TrialKey
+from fairtrial.runs.suspects import run_trial_in_child
+from fairtrial.trials.context import TrialContext, TrialKey, call_task_in_child, current_trial, trial_seed
 from tests.trials.build import KEY, rules
 
 SAMPLE = Sample("s1", "q", "a")

@@ -25,7 +25,7 @@ from fairtrial import (
 from fairtrial.base.codec import to_json
 from fairtrial.data.session.trajectory import Trajectory
 from fairtrial.fleet.message_fields import MAX_INT
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable
 

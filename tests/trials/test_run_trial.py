@@ -33,8 +33,7 @@ from fairtrial.errors import FairtrialError, ModelRefusedError
 from fairtrial.models import ScriptedAdapter
 from fairtrial.models.judges import llm_judge
 from fairtrial.testing import FakeClock
-from fairtrial.trials.context import TrialContext, current_trial
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialContext, TrialKey, current_trial
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import AttemptFailed, run_trial, score_again
 from fairtrial.trials.task import task

@@ -11,9 +11,16 @@ import pytest
 
 from fairtrial import EvalConfig, StopWhen
 from fairtrial.errors import ConfigurationError
-from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.trace_ids import event_span_id, is_sampled, trace_id_of, traceparent_of, trial_span_id
-from fairtrial.trials.traces import current_slot, slot_released
+from fairtrial.trials.context import (
+    TrialKey,
+    current_slot,
+    event_span_id,
+    is_sampled,
+    slot_released,
+    trace_id_of,
+    traceparent_of,
+    trial_span_id,
+)
 
 pytestmark = pytest.mark.anyio
 

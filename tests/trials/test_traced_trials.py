@@ -12,11 +12,8 @@ import pytest
 from fairtrial import SessionView, ToolInvoked, exact_match, restore_session
 from fairtrial.data.session.events import TraceIncomplete
 from fairtrial.data.session.session import Session
-from fairtrial.trials.context import TrialContext
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import CollectedTrace, TrialContext, TrialKey, traceparent_of
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.trace_ids import traceparent_of
-from fairtrial.trials.traces import CollectedTrace
 from tests.trials.build import KEY, answer, rules, trial
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from fairtrial import Metric, Sample, Score, Session, TokenUsage
 from fairtrial.data.session.events import PromptExecuted, ToolInvoked
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.store import RunRecord, RunStore, open_store
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.serve import ServeOptions, ViewServer
 

@@ -12,7 +12,7 @@ from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
 from fairtrial.store.protocol import Label
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from tests.viewer.conftest import record
 

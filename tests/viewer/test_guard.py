@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial.viewer.access import Access, kept_secrets
-from fairtrial.viewer.guard import HEADERS, MAX_ADDRESS, refusal
+from fairtrial.viewer.access import HEADERS, MAX_ADDRESS, Access, kept_secrets, refusal
 
 PORT = 7878
 HOST = f"127.0.0.1:{PORT}"

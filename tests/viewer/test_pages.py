@@ -20,10 +20,10 @@ from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.reports import EvalReport
 from fairtrial.reports.compare.compare import compare
 from fairtrial.store import open_store
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
+from fairtrial.viewer.access import HEADERS
 from fairtrial.viewer.app import routes
-from fairtrial.viewer.guard import HEADERS
 from fairtrial.viewer.pages.context import Viewer
 from fairtrial.viewer.working import Workbench
 from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, record, segment, start_server, trial
@@ -187,7 +187,7 @@ def test_the_filtered_trials_have_a_pass_rate_with_the_reports_interval(viewed: 
     assert estimate is not None
     assert estimate.low is not None
     assert whole[0].startswith(f"baseline {estimate.value:.1%} ({estimate.low:.1%} to")
-    from fairtrial.reports.estimates import slice_estimates
+    from fairtrial.reports.tool_calls import slice_estimates
 
     part = next(part for part in slice_estimates(report["careful"], "kind") if part.value == "refund")["pass_rate"]
     assert part.low is not None
@@ -481,8 +481,8 @@ def test_a_server_that_is_stopped_while_it_computes_ends(tmp_path: Path) -> None
 
 def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> None:
     from fairtrial.models.judges import llm_judge
+    from fairtrial.models.judges.checks import judge_notes
     from fairtrial.models.judges.judge import fenced_messages, material_of, prompt_digest
-    from fairtrial.models.judges.rebuild import judge_notes
     from fairtrial.models.scripted import ScriptedAdapter
     from fairtrial.store.notes import write_notes
     from fairtrial.viewer.pages.trial import trial_values
@@ -510,7 +510,7 @@ def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> 
 def test_a_conversation_that_was_not_recorded_is_said_to_be_missing(tmp_path: Path) -> None:
     from fairtrial import Sample, Score, Session, TokenUsage
     from fairtrial.data.session.events import PromptExecuted
-    from fairtrial.trials.keys import TrialKey
+    from fairtrial.trials.context import TrialKey
     from fairtrial.trials.result import EvalResult
     from tests.viewer.conftest import record
 

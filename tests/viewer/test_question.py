@@ -7,8 +7,18 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial.viewer.links import Links, from_segment, segment
-from fairtrial.viewer.question import RANGES, SORTS, STATES, Place, Question, Span, read_question
+from fairtrial.viewer.question import (
+    RANGES,
+    SORTS,
+    STATES,
+    Links,
+    Place,
+    Question,
+    Span,
+    from_segment,
+    read_question,
+    segment,
+)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.none() | st.floats(-1e12, 1e12, allow_nan=False)

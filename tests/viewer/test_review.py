@@ -18,12 +18,12 @@ import pytest
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports import EvalReport
 from fairtrial.reports.calibrate.calibrate import calibrate
-from fairtrial.reports.calibrate.review_sample import draw_trials, keyed_hash
+from fairtrial.reports.figures.labels import draw_trials, keyed_hash
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.store import RunStore, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
 from fairtrial.store.protocol import Label
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.viewer.access import Access, check_reviewers, kept_secrets
 from fairtrial.viewer.review import (
     RESERVED_SECONDS,

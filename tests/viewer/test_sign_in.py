@@ -19,9 +19,9 @@ import pytest
 
 from fairtrial import open_store
 from fairtrial.errors import ConfigurationError
-from fairtrial.viewer import connections, guard
-from fairtrial.viewer.access import Access, check_token, same_secret
-from fairtrial.viewer.sessions import SESSION_SECONDS, Sessions
+from fairtrial.viewer import access as guard
+from fairtrial.viewer import serve as connections
+from fairtrial.viewer.access import SESSION_SECONDS, Access, Sessions, check_token, same_secret
 from tests.cli.test_screens import environment
 from tests.viewer.conftest import Answer, Viewed, add_support_runs, open_session, start_server
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fairtrial import Metric, Sample, Score, TokenUsage, open_store
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer import trial_table
 from fairtrial.viewer.question import STATES, Question, Span

@@ -10,7 +10,7 @@ def main() -> None:
     import sys
 
     from fairtrial.cli.app import invoke
-    from fairtrial.cli.encoding import make_printable
+    from fairtrial.cli.screen import make_printable
 
     make_printable(sys.stdout)
     make_printable(sys.stderr)

@@ -53,10 +53,11 @@ def calibrate(
       fairtrial calibrate support:careful --metric helpful --json
     """
     from fairtrial.cli.label_file import read_labels
-    from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import out, print_json
     from fairtrial.reports import EvalReport
     from fairtrial.reports.calibrate.calibrate import calibrate as calibrated
+    from fairtrial.reports.run_names import name_of
 
     opened = options.open_existing(store)
     named = find_run(opened, run)

@@ -11,14 +11,14 @@ import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
-from fairtrial.cli.pairs import parse_ranges
+from fairtrial.cli.options import parse_ranges
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairtrial.cli.names import RunName
     from fairtrial.reports import ExperimentReport
+    from fairtrial.reports.run_names import RunName
     from fairtrial.store.protocol import RunStore
 
 
@@ -104,11 +104,11 @@ def compare(
       fairtrial compare support --format latex > table.tex
     """
     from fairtrial.cli.label_file import correcting_labels
-    from fairtrial.cli.reporting import record_of
+    from fairtrial.cli.options import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.reports.compare.compare import DEFAULT_METRICS
     from fairtrial.reports.compare.compare import compare as compared
-    from fairtrial.reports.compare.latex import latex_text
+    from fairtrial.reports.compare.methods import latex_text
 
     if format not in ("text", "latex"):
         raise UserError(
@@ -150,8 +150,9 @@ def compare(
 
 def sides_of(store: RunStore, names: Sequence[str]) -> list[ExperimentReport]:
     """Resolve names to experiments; a run with several experiments is allowed only if it is the only name."""
-    from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.options import find_run
     from fairtrial.reports import EvalReport
+    from fairtrial.reports.run_names import name_of
 
     named_runs = [find_run(store, name) for name in names]
     if len(named_runs) == 1:
@@ -167,7 +168,7 @@ def sides_of(store: RunStore, names: Sequence[str]) -> list[ExperimentReport]:
 
 
 def _example(store: RunStore, named: RunName) -> str:
-    from fairtrial.cli.names import other_experiment
+    from fairtrial.cli.options import other_experiment
 
     other = other_experiment(store, named.run, named.experiments[0])
     if other is None:

@@ -32,8 +32,9 @@ def delete(
       fairtrial delete support@1 support@2 --yes
     """
     from fairtrial.base.formatting import count
-    from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import confirm, note, print_json
+    from fairtrial.reports.run_names import name_of
     from fairtrial.runs.run_lease import active_owner
 
     opened = options.open_existing(store)

@@ -190,7 +190,7 @@ def _act(
 
 
 def _ask(suite: str, mailbox: str | None, look: Any) -> Any:
-    from fairtrial.cli.broker import with_mailboxes
+    from fairtrial.cli.command_fleet import with_mailboxes
 
     async def ask(_: str, requests: Any) -> Any:
         return await look(requests.dead_letters)
@@ -200,7 +200,7 @@ def _ask(suite: str, mailbox: str | None, look: Any) -> Any:
 
 def _check_suite(suite: str, mailbox: str | None) -> None:
     """Raise if the suite is given by a name of which nothing is known."""
-    from fairtrial.cli.broker import check_suite, is_file
+    from fairtrial.cli.command_fleet import check_suite, is_file
 
     if not is_file(suite):
         check_suite(options.mailbox_url(mailbox), suite, None)
@@ -209,11 +209,10 @@ def _check_suite(suite: str, mailbox: str | None) -> None:
 def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]) -> None:
     """Raise if no client collects the results of some dead letters: their run has ended, or their mailbox is gone."""
     from fairtrial.base.formatting import count
-    from fairtrial.cli.broker import existing_mailboxes
-    from fairtrial.cli.names import name_of
+    from fairtrial.cli.command_fleet import existing_mailboxes
     from fairtrial.fleet.queues import results_name
     from fairtrial.reports.render.safe_text import plain
-    from fairtrial.reports.rerun import base_words
+    from fairtrial.reports.run_names import base_words, name_of
     from fairtrial.store.protocol import RESUMABLE
 
     addresses = Counter(letter.reply_to for letter in letters if letter.reply_to)
@@ -256,7 +255,7 @@ async def _pages(letters: Any) -> AsyncIterator[Any]:
 
 
 def _name(suite: str) -> str:
-    from fairtrial.cli.broker import suite_names
+    from fairtrial.cli.command_fleet import suite_names
 
     return suite_names([suite], None)[0]
 

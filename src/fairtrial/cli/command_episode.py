@@ -47,7 +47,7 @@ def episode(
       fairtrial episode evals.py:support --sample T-17 --json
     """
     from fairtrial.base.sync_bridge import call_sync
-    from fairtrial.cli.loading import load
+    from fairtrial.cli.adhoc import load
     from fairtrial.cli.screen import print_json
     from fairtrial.rl import episode as episode_of
 

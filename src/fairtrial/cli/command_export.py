@@ -1,4 +1,4 @@
-"""`fairtrial export`: write a run for other tools."""
+"""The command export: results, trials, traces, training files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import difflib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from fairtrial.cli import options, trace_export
+from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import StoreError
 
@@ -19,6 +20,104 @@ if TYPE_CHECKING:
     from fairtrial.reports import EvalReport
     from fairtrial.reports.report import ComparedReport
     from fairtrial.store.protocol import RunRecord, RunStore
+
+
+TRACE_FORMATS = ("otlp", "langsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceExportOptions:
+    """The options of `export` that concern these formats."""
+
+    to: str | None
+    content: bool
+    profile: str | None
+    max_rows: int | None
+
+    def check(self, format_name: str) -> None:
+        """Refuse options that the format does not have."""
+        if format_name not in TRACE_FORMATS and (self.to is not None or self.content):
+            raise UserError(
+                "--to and --trace-content need --format otlp or langsmith", "add --format otlp or --format langsmith"
+            )
+        if format_name != "otlp" and self.profile is not None:
+            raise UserError("--trace-profile needs --format otlp", "add --format otlp")
+        if format_name != "langsmith" and self.max_rows is not None:
+            raise UserError("--max-rows needs --format langsmith", "add --format langsmith")
+
+    def write(self, store: RunStore, run: RunRecord, target: Path | TextIO, format_name: str) -> None:
+        """Write the run to a file."""
+        if format_name == "otlp":
+            from fairtrial.integrations.tracing.exporter import write_run
+
+            write_run(store, run, target, content=self.content, profile=self.profile)
+        else:
+            from fairtrial.integrations.tracing.langsmith import write_experiments
+
+            write_experiments(store, run, target, content=self.content, **self._rows())
+
+    def send(self, store: RunStore, run: RunRecord, format_name: str, json: bool) -> int:
+        """Send the run to a server and say what it took; returns the exit code."""
+        from fairtrial.errors import TraceSendError
+        from fairtrial.store.redact import current
+
+        try:
+            return self._send_spans(store, run, json) if format_name == "otlp" else self._upload(store, run, json)
+        except TraceSendError as error:
+            remedy = "check the address and OTEL_EXPORTER_OTLP_HEADERS"
+            if format_name == "langsmith":
+                remedy = "check the address and LANGSMITH_API_KEY; the same command continues the upload"
+            raise UserError(current().text(str(error)), remedy) from None
+
+    def _send_spans(self, store: RunStore, run: RunRecord, json: bool) -> int:
+        from fairtrial.base.formatting import count
+        from fairtrial.cli.screen import note, print_json
+        from fairtrial.integrations.tracing.exporter import send_run
+
+        totals = send_run(store, run, self.to or "", content=self.content, profile=self.profile)
+        if json:
+            facts = {"trials": totals.trials, "spans": totals.spans, "logs": totals.logs, "rejected": totals.rejected}
+            print_json({"format": "fairtrial.traces/1", "run_id": run.run_id, "to": self._shown_address, **facts})
+        else:
+            rejected = f"; the server rejected {totals.rejected:,}: {totals.remark}" if totals.rejected else ""
+            logs = count(totals.logs, "evaluation result")
+            if not totals.takes_logs:
+                logs = "scores in their attributes only, as the server takes no log records"
+            trials, spans = count(totals.trials, "trial"), count(totals.spans, "span")
+            note(f"sent {trials} to {self._shown_address}: {spans}, {logs}{rejected}")
+        return 1 if totals.rejected else 0
+
+    def _upload(self, store: RunStore, run: RunRecord, json: bool) -> int:
+        from fairtrial.base.formatting import count
+        from fairtrial.cli.screen import note, print_json
+        from fairtrial.integrations.tracing.langsmith import upload_run
+
+        totals = upload_run(store, run, self.to or "", content=self.content, **self._rows())
+        if json:
+            facts = {"created": totals.created, "existing": totals.existing, "unconfirmed": totals.unconfirmed}
+            print_json(
+                {"format": "fairtrial.upload/1", "run_id": run.run_id, "to": self._shown_address,
+                 **facts, "trials": totals.trials}
+            )  # fmt: skip
+            return 0
+        text = f"{count(totals.created, 'experiment')} with {count(totals.trials, 'trial')} created"
+        if totals.existing:
+            text += f", {totals.existing:,} existed already"
+        note(f"uploaded to {self._shown_address}: {text}")
+        if totals.unconfirmed:
+            name = count(totals.unconfirmed, "experiment")
+            note(f"{name} came to exist in an attempt that the server did not answer: compare the number of rows there")
+        return 0
+
+    @property
+    def _shown_address(self) -> str:
+        from fairtrial.store.redact import current
+
+        return current().text(self.to or "")
+
+    def _rows(self) -> dict[str, Any]:
+        return {} if self.max_rows is None else {"max_rows": self.max_rows}
+
 
 # Option value -> (format name of the report, file extension).
 FORMATS = {
@@ -113,9 +212,10 @@ def export(
       fairtrial export support --format langsmith --to env
       fairtrial export support -o support.eval            then: inspect view
     """
-    from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import note, print_json
     from fairtrial.reports import EvalReport
+    from fairtrial.reports.run_names import name_of
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -125,7 +225,7 @@ def export(
             f"as in: fairtrial export {name_of(named.run)}",
         )
     format_name, ending = FORMATS["otlp"] if to is not None and format is None else _format(format, output)
-    traces = trace_export.TraceExportOptions(to, trace_content, trace_profile, max_rows)
+    traces = TraceExportOptions(to, trace_content, trace_profile, max_rows)
     traces.check(format_name)
     if to is not None:
         if output is not None or against is not None:
@@ -136,7 +236,7 @@ def export(
     if against is not None:
         report = _with_comparisons(opened, report, against, format_name)
     if str(target) == "-":
-        if format_name in trace_export.FORMATS:
+        if format_name in TRACE_FORMATS:
             traces.write(opened, named.run, sys.stdout, format_name)
         else:
             _print(report, format_name)
@@ -145,7 +245,7 @@ def export(
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
     with _naming(target):
-        if format_name in trace_export.FORMATS:
+        if format_name in TRACE_FORMATS:
             traces.write(opened, named.run, target, format_name)
         elif format_name == "site":
             _write_site(opened, named.run, target)
@@ -212,7 +312,7 @@ def _write_site(store: RunStore, run: RunRecord, target: Path) -> None:
 
 def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:
     """Return the report with comparisons: with the named experiment, or with the one of the same name in that run."""
-    from fairtrial.cli.names import find_baseline
+    from fairtrial.cli.options import find_baseline
     from fairtrial.reports import EvalReport
     from fairtrial.reports.compare.compare import compare
     from fairtrial.reports.render.report_document import slice_keys
@@ -251,8 +351,7 @@ def _format(format: str | None, output: Path | None) -> tuple[Any, str]:
 
 def _print(report: Any, format_name: str) -> None:
     """Write to standard output; binary formats only if it is not a terminal."""
-    from fairtrial.cli.encoding import make_exact
-    from fairtrial.cli.screen import print_json
+    from fairtrial.cli.screen import make_exact, print_json
     from fairtrial.store.export import export_results
 
     make_exact(sys.stdout)

@@ -39,9 +39,10 @@ def failures(
       fairtrial failures support:terse --kind timeout
       fairtrial failures support --json
     """
-    from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import commands, note, out, print_json, print_table
-    from fairtrial.reports.render.trial_json import trial_record
+    from fairtrial.reports.render.trials import trial_record
+    from fairtrial.reports.run_names import name_of
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -99,8 +100,8 @@ def _kinds(kind: str | None) -> tuple[Any, ...]:
 
 def _table(run: Any, trials: list[EvalResult]) -> Any:
     from fairtrial.cli.screen import add_row, make_table
-    from fairtrial.reports.render.session_text import input_start, is_hash
-    from fairtrial.reports.render.trial_details import sample_of
+    from fairtrial.reports.render.safe_text import input_start, is_hash
+    from fairtrial.reports.render.trials import sample_of
 
     several = len(run.experiments) > 1
     hashed = all(is_hash(result.sample_id) for result in trials)
@@ -123,7 +124,7 @@ def _table(run: Any, trials: list[EvalResult]) -> Any:
 
 def why(result: EvalResult) -> str:
     """Return in one line why a trial did not pass: its error, or the reason of its score with the failed criteria."""
-    from fairtrial.reports.render.session_text import value_text
+    from fairtrial.reports.render.safe_text import value_text
 
     if result.score is None:
         from fairtrial.reports.figures.error_groups import error_location

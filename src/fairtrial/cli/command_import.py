@@ -230,7 +230,7 @@ def _grader_remarks(imported: Import) -> list[str]:
 
 
 def _remarks(imported: Import, stored: Stored) -> list[str]:
-    from fairtrial.cli.names import name_of
+    from fairtrial.reports.run_names import name_of
 
     remarks: list[str] = []
     for suite in imported.suites:
@@ -248,7 +248,7 @@ def _remarks(imported: Import, stored: Stored) -> list[str]:
 
 
 def _follow_ups(imported: Import, stored: Stored, written: Written) -> list[tuple[str, str]]:
-    from fairtrial.cli.names import name_of
+    from fairtrial.reports.run_names import name_of
 
     rows: list[tuple[str, str]] = []
     suite = next(suite for suite in imported.suites if suite.runs)

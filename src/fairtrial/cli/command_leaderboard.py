@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.pairs import parse_pairs, parse_ranges
+from fairtrial.cli.options import parse_pairs, parse_ranges
 from fairtrial.cli.user_errors import UserError
 
 
@@ -76,8 +76,7 @@ def leaderboard(
       fairtrial leaderboard support@3 support@4 --baseline "careful #3"
       fairtrial leaderboard support --metric cost_usd --json
     """
-    from fairtrial.cli.names import find_run
-    from fairtrial.cli.reporting import record_of
+    from fairtrial.cli.options import find_run, record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.reports import EvalReport
     from fairtrial.reports.leaderboard.leaderboard import leaderboard as ranked

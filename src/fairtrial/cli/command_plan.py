@@ -99,7 +99,7 @@ def plan(
       fairtrial plan --difference 0.02 --power 0.9
       fairtrial plan support --difference 0.05 --margin 0.02 --write plan.toml
     """
-    from fairtrial.cli.reporting import record_of
+    from fairtrial.cli.options import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.reports.plan.plan import plan as planned
     from fairtrial.reports.plan.planning import REPEATS
@@ -140,7 +140,7 @@ def _write(
     """Write the analysis plan of a sample plan to a new file."""
     from fairtrial.reports.figures.analysis_plan import AnalysisPlan
     from fairtrial.reports.figures.metrics import PASSED, VALUE, is_verdict
-    from fairtrial.reports.rerun import PART
+    from fairtrial.reports.run_names import PART
 
     share = is_verdict(result.metric) or result.metric == VALUE
     margins = {} if margin is None or result.metric == PASSED else {result.metric: margin}
@@ -171,8 +171,9 @@ def _write(
 
 def _reports(name: str, store: str | None) -> list[EvalReport | ExperimentReport]:
     """Return the reports to plan from, newest first: the last runs of a suite, or one named run."""
-    from fairtrial.cli.names import UnknownName, find_run
+    from fairtrial.cli.options import find_run
     from fairtrial.reports import EvalReport
+    from fairtrial.reports.run_names import UnknownName
 
     opened = options.open_existing(store)
     try:

@@ -37,12 +37,12 @@ def rescore(
       fairtrial rescore 5f2c19 evals.py:strict --json
     """
     from fairtrial.base.formatting import count
-    from fairtrial.cli.loading import load
-    from fairtrial.cli.names import RunName, find_run, name_of
-    from fairtrial.cli.reporting import show_report
+    from fairtrial.cli.adhoc import load
+    from fairtrial.cli.options import find_run, show_report
+    from fairtrial.cli.running import Selection, selected
     from fairtrial.cli.screen import note
-    from fairtrial.cli.selection import Selection, selected
     from fairtrial.errors import RunMismatchError
+    from fairtrial.reports.run_names import RunName, name_of
     from fairtrial.store.notes import write_notes
 
     options.start_logging(log_format)

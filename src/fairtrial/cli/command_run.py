@@ -235,11 +235,9 @@ def run(
           --evaluator exact_match                        compare two models
     """
     from fairtrial.cli import adhoc
-    from fairtrial.cli.names import find_run
-    from fairtrial.cli.pairs import parse_pairs
-    from fairtrial.cli.running import RunOptions, stdout_for_json
+    from fairtrial.cli.options import find_run, parse_pairs
+    from fairtrial.cli.running import RunOptions, Selection, selected, stdout_for_json
     from fairtrial.cli.screen import print_json
-    from fairtrial.cli.selection import Selection, selected
     from fairtrial.runs.writer import call_store
 
     options.start_logging(log_format, quiet=quiet)
@@ -318,7 +316,7 @@ def _planned(
 ) -> list[tuple[EvalSuite, Sequence[str]]]:
     """Return the suites to run, each with the command-line words that name it."""
     from fairtrial.cli import adhoc
-    from fairtrial.cli.loading import load
+    from fairtrial.cli.adhoc import load
 
     if not adhoc_options:
         return [(load(where), (where,)) for where in _chosen(suites, settings)]
@@ -377,7 +375,7 @@ def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
         yield ()
         return
     from fairtrial.cli.screen import note
-    from fairtrial.fleet.ops.probe import ClientProbe
+    from fairtrial.fleet.ops.health import ClientProbe
 
     probe = ClientProbe(host, port)
     with probe.serving():
@@ -455,8 +453,8 @@ def _run_all(
 
 
 def _facts(outcome: RunOutcome, run_options: RunOptions, code: ExitCode, reason: str) -> dict[str, Any]:
-    from fairtrial.cli.names import RunName, name_of
-    from fairtrial.cli.reporting import compared, record_of, report_record
+    from fairtrial.cli.options import compared, record_of, report_record
+    from fairtrial.reports.run_names import RunName, name_of
 
     return {
         "name": name_of(outcome.report.run),
@@ -473,12 +471,12 @@ _ORDER = (4, 1, 3, 0)
 
 
 def _show(outcome: RunOutcome, run_options: RunOptions, code: int, reason: str) -> None:
-    from fairtrial.base.formatting import count
-    from fairtrial.cli.names import RunName, name_of
-    from fairtrial.cli.reporting import compared, rate, show_report
+    from fairtrial.base.formatting import count, rate
+    from fairtrial.cli.options import compared, show_report
     from fairtrial.cli.screen import err, out, sentence
     from fairtrial.reports.figures.error_groups import read_error_groups
     from fairtrial.reports.render.safe_text import plain
+    from fairtrial.reports.run_names import RunName, name_of
 
     report = outcome.report
     if run_options.quiet:

@@ -37,11 +37,10 @@ def runs(
       fairtrial runs support --status interrupted
       fairtrial runs --limit 100 --json
     """
-    from fairtrial.cli.names import name_of
-    from fairtrial.cli.pairs import parse_pairs
+    from fairtrial.cli.options import parse_pairs
     from fairtrial.cli.screen import note, out, print_json, print_table
     from fairtrial.reports.render.run_json import listed_run
-    from fairtrial.reports.rerun import resume_command
+    from fairtrial.reports.run_names import name_of, resume_command
     from fairtrial.runs.run_lease import with_current_status
 
     opened = options.open_existing(store)

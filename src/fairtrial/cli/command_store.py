@@ -131,9 +131,9 @@ def prune(
       fairtrial store prune --older-than 90d --keep-last 10 --suite support --yes
     """
     from fairtrial.base.formatting import count
-    from fairtrial.cli.names import name_of
     from fairtrial.cli.running import cache_file
     from fairtrial.cli.screen import confirm, note, print_json
+    from fairtrial.reports.run_names import name_of
 
     age = _seconds(older_than)
     if claim_check is not None and not claim_check.is_dir():
@@ -358,7 +358,7 @@ def _prune_cache(path: Path, age: float) -> int:
 def _prune_bodies(folder: Path, age: float) -> int:
     import anyio
 
-    from fairtrial.mailbox.claim_check import ClaimCheck
+    from fairtrial.mailbox.body import ClaimCheck
 
     return anyio.run(ClaimCheck(folder).prune, age)
 

@@ -40,14 +40,13 @@ def trials(
       fairtrial trials support:terse --where kind=refund
       fairtrial trials support --columns sample_id,output,value,latency_ms
     """
-    from fairtrial.cli.names import find_run
-    from fairtrial.cli.pairs import parse_pairs
+    from fairtrial.cli.options import find_run, parse_pairs
     from fairtrial.cli.screen import out, print_json
     from fairtrial.cli.user_errors import UserError
     from fairtrial.errors import ConfigurationError
     from fairtrial.reports.render.terminal import RichDocument
-    from fairtrial.reports.render.trials_document import trials_document
-    from fairtrial.reports.trials import TrialTable, overview
+    from fairtrial.reports.render.trials import trials_document
+    from fairtrial.reports.results import TrialTable, overview
 
     opened = options.open_existing(store)
     named = find_run(opened, run)

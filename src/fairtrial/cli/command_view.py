@@ -74,7 +74,7 @@ def view(
       fairtrial view --reviewers ann,ben          an address for each reviewer
       fairtrial view --socket view.sock           for ssh -L to a remote machine
     """
-    from fairtrial.cli.names import find_run
+    from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import note, print_json
 
     try:

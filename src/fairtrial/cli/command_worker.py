@@ -88,12 +88,12 @@ def worker(
     """
     import asyncio
 
-    from fairtrial.cli.loading import load
+    from fairtrial.cli.adhoc import load
     from fairtrial.cli.running import stdout_for_json
     from fairtrial.cli.screen import note, print_json
     from fairtrial.cli.settings import load_settings
     from fairtrial.fleet.worker.config import EvalLoopConfig
-    from fairtrial.mailbox.claim_check import ClaimCheck
+    from fairtrial.mailbox.body import ClaimCheck
     from fairtrial.suites.worker import run_worker
 
     url = options.mailbox_url(mailbox)

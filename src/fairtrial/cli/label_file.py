@@ -16,7 +16,7 @@ from fairtrial.cli.user_errors import UserError
 if TYPE_CHECKING:
     from fairtrial.reports import ExperimentReport
     from fairtrial.reports.figures.labels import Labels
-    from fairtrial.reports.figures.source import ExperimentSource
+    from fairtrial.reports.figures.metrics import ExperimentSource
     from fairtrial.store.protocol import Label
 
 STORE = "store"
@@ -59,11 +59,11 @@ def read_labels(file: Path, sides: Sequence[ExperimentReport]) -> list[Label]:
     A row has id and label; where it is not clear which experiment it is about, experiment, run or both. It may have
     repeat, weight, annotator, and the name of the review that drew the trial.
     """
-    from fairtrial.cli.pairs import parse_value
+    from fairtrial.cli.options import parse_value
     from fairtrial.errors import ConfigurationError
     from fairtrial.reports.report import source_of
     from fairtrial.store.protocol import Label
-    from fairtrial.trials.keys import TrialKey
+    from fairtrial.trials.context import TrialKey
 
     sources = [source_of(side, "name one") for side in sides]
     labels = []

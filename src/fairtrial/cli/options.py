@@ -1,18 +1,212 @@
-"""Options and arguments that several commands share, and completion for them."""
+"""Options that commands share, the names that they take, and how results are printed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarly, UserError
+from fairtrial.reports.render.safe_text import is_hash, plain
+from fairtrial.reports.run_names import RunName, UnknownName, name_of
+from fairtrial.reports.run_names import find_run as find_stored_run
+from fairtrial.runs.run_lease import with_current_status
+from fairtrial.store.protocol import RunRecord, RunStore
 
 if TYPE_CHECKING:
     from fairtrial.cli.settings import Settings
-    from fairtrial.store.protocol import RunStore
+    from fairtrial.reports import EvalReport, ExperimentReport
+    from fairtrial.reports.compare.compare import Comparison
+    from fairtrial.reports.renderable import Renderable
+    from fairtrial.store.protocol import RunRecord, RunStore
+
+
+_SHORTEST_START = 4  # Characters of a hash.
+
+
+def find_run(store: RunStore, text: str) -> RunName:
+    """Find the run with a name, with its current status.
+
+    Raises:
+        UnknownName: with the names that are near.
+    """
+    named = find_stored_run(store, text)
+    return replace(named, run=with_current_status(store, named.run))
+
+
+def find_baseline(store: RunStore, text: str, run: RunRecord) -> RunName:
+    """Find the baseline for a run by name; an experiment of the same run may be named without the run."""
+    try:
+        return find_run(store, text)
+    except UnknownName:
+        if text not in run.experiments:
+            raise
+        return RunName(run, text)
+
+
+def other_experiment(store: RunStore, run: RunRecord, experiment: str) -> str | None:
+    """Return the name of a stored experiment to compare with this one: of the same run, else of another run."""
+    for name in run.experiments:
+        if name != experiment:
+            return shlex.quote(f"{name_of(run)}:{name}")
+    for other in store.runs(suite=run.suite):
+        if other.run_id != run.run_id:
+            same = experiment if experiment in other.experiments else other.experiments[0]
+            return shlex.quote(name_of(other) + (f":{same}" if len(other.experiments) > 1 else ""))
+    return None
+
+
+def find_sample(text: str, sample_ids: Iterable[str]) -> str | None:
+    """Return the id of a sample: as it is, as a table shows it if it is cut, or the start of a hash.
+
+    Raises:
+        UserError: several ids match.
+    """
+    sample_ids = list(sample_ids)
+    if text in sample_ids:
+        return text
+    start, cut, end = text.partition("…")
+    if not start or (not cut and len(start) < _SHORTEST_START):
+        return None
+    matching = [
+        sample_id
+        for sample_id in dict.fromkeys(sample_ids)
+        if (cut or is_hash(sample_id)) and sample_id.startswith(start) and sample_id.endswith(end)
+    ]
+    if len(matching) > 1:
+        shown = ", ".join(map(plain, matching[:4]))
+        raise UserError(f"{plain(text)!r} matches {len(matching)} sample ids", f"give more characters: {shown}")
+    return matching[0] if matching else None
+
+
+_EXAMPLES = {
+    "--floor": "value=0.7",
+    "--ceiling": "latency_ms=2000",
+    "--tag": "branch=main",
+    "--set": "style=terse",
+    "--weight": "questions=2",
+    "--bounds": "f1=0:1",
+}
+
+
+def parse_pairs(option: str, pairs: Iterable[str], *, as_text: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of each pair; values are parsed as JSON if possible, else kept as text."""
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key.strip():
+            raise UserError(
+                f"{option} must be KEY=VALUE (got {pair!r})", f"as in: {option} {_EXAMPLES.get(option, 'level=hard')}"
+            )
+        yield key.strip(), value if as_text else parse_value(value)
+
+
+def parse_ranges(option: str, pairs: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Return the range (low, high) of each metric in pairs such as `f1=0:1`."""
+    ranges = {}
+    for name, text in parse_pairs(option, pairs, as_text=True):
+        try:
+            low, high = map(float, text.split(":"))
+        except ValueError:
+            low = high = math.nan
+        if not -math.inf < low < high < math.inf:
+            raise UserError(
+                f"{option} must be METRIC=LOW:HIGH (got {name}={text})", f"as in: {option} {_EXAMPLES[option]}"
+            )
+        ranges[name] = (low, high)
+    return ranges
+
+
+def parse_value(text: str) -> Any:
+    """Parse JSON (`3`, `true`, `[1, 2]`); anything else is text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def report_record(store: RunStore, named: RunName) -> dict[str, Any]:
+    """Return the JSON of a report; docs/reference/json.md describes it."""
+    return record_of(_report(store, named))
+
+
+def record_of(rendered: Renderable) -> dict[str, Any]:
+    """Return the JSON of a report, a comparison or a gate decision."""
+    return dict(rendered.to_json())
+
+
+def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
+    from fairtrial.reports import EvalReport
+
+    report = EvalReport(store, named.run)
+    return report if named.experiment is None else report[named.experiment]
+
+
+def compared(report: EvalReport) -> Comparison:
+    """Compare the experiments of a report with its first."""
+    from fairtrial.reports.compare.compare import compare
+
+    first, *others = (report[name] for name in report.experiments)
+    return compare(first, *others)
+
+
+def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool) -> None:
+    """Print a report."""
+    from fairtrial.cli.screen import commands, out, print_json
+    from fairtrial.reports import EvalReport
+
+    if json:
+        print_json(report_record(store, named))
+        return
+    console = out()
+    console.print(_report(store, named))
+    if next_commands:
+        rows = follow_ups(EvalReport(store, named.run))
+        if rows:
+            console.print()
+            commands(console, "next", rows)
+
+
+def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
+    """Return useful next commands after this report."""
+    from fairtrial.reports.run_names import resume_command
+    from fairtrial.store.protocol import RESUMABLE
+
+    run: RunRecord = report.run
+    name = shlex.quote(run.suite)
+    rows: list[tuple[str, str]] = []
+    if run.status in RESUMABLE:
+        cap = run.noted.cost_cap_usd
+        if cap is not None:
+            rows.append((resume_command(run, max_cost=2 * cap), "resume with a higher limit"))
+        else:
+            rows.append((resume_command(run), "resume the run"))
+    failed = len(report.failed_samples()) + sum(report.errors.values())
+    if failed:
+        rows.append((f"fairtrial failures {name}", "failed trials, and why"))
+        sample = _worst(report)
+        if sample is not None:
+            rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial in full"))
+    if len(run.experiments) > 2:
+        rows.append((f"fairtrial leaderboard {name}", "which is best?"))
+    elif len(run.experiments) == 2:
+        pair = " ".join(shlex.quote(f"{run.suite}:{experiment}") for experiment in run.experiments)
+        rows.append((f"fairtrial compare {pair}", "a real difference?"))
+    return rows
+
+
+def _worst(report: EvalReport) -> str | None:
+    from fairtrial.reports.render.safe_text import plain
+
+    first = next(iter(report.failed_samples()), None)
+    if first is None:
+        first = next((result for result in report.results if not result.success), None)
+    return None if first is None else plain(first.sample_id)
 
 
 def complete_run(incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Shared output functions: consoles, tables, JSON and messages."""
+"""What commands print."""
 
 from __future__ import annotations
 
@@ -10,16 +10,29 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fairtrial.reports.render.document import Column, Table
-from fairtrial.reports.render.safe_text import lines, plain
+from fairtrial.reports.render.safe_text import AS_WIDE, lines, plain
 from fairtrial.reports.render.terminal import RichDocument
-from fairtrial.runs.logs import LogFormat
-from fairtrial.runs.logs import start_logging as log_to_stderr
+from fairtrial.runs.events import LogFormat
+from fairtrial.runs.events import start_logging as log_to_stderr
+
+
+def make_printable(stream: IO[str]) -> None:
+    """Print characters that a stream cannot encode as question marks of the same width, so that tables stay aligned."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=AS_WIDE)
+
+
+def make_exact(stream: IO[str]) -> None:
+    """Switch a stream to UTF-8, so that data for files and other programs loses nothing."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
 
 _PIPED_WIDTH = 120  # Width of files and pipes: wide enough for every table, narrow enough to read.
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from fairtrial.data.fingerprint import Fingerprint, Order
-from fairtrial.data.formats import DatasetFormat
-from fairtrial.data.index import line_index
-from fairtrial.data.lazy import FileRows, SelectedRows
-from fairtrial.data.loaders import load_samples, open_samples
+from fairtrial.data.index import FileRows, SelectedRows, line_index
+from fairtrial.data.loaders import DatasetFormat, load_samples, open_samples
 from fairtrial.data.rows import Columns, Row, check_columns, content_id
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, DatasetError

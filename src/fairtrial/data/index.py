@@ -1,8 +1,4 @@
-"""Index of the row offsets of a JSONL file, cached between processes.
-
-Building the index is the one pass that reads everything: it checks every row, refuses duplicate ids and computes the
-fingerprint. It holds 16 bytes per row while it runs; afterwards the offsets are a memory-mapped file.
-"""
+"""Files of samples that are read line by line: where each line begins, and datasets over them."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ import os
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, overload
 
 from fairtrial.base.codec import digest, parse_json
 from fairtrial.base.foreign import lines_of
@@ -214,3 +210,89 @@ def _read_index(file: Path, identity: str, state: State) -> Index | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None  # Absent, cut short or written by something else: build it again.
     return Index(memoryview(mapped)[start:].cast("Q"), content, state)
+
+
+class FileRows[T](Sequence[T]):
+    """A JSONL file as a sequence; only the row being read is held."""
+
+    def __init__(self, path: Path, read: Callable[[Row], T], index: Index) -> None:
+        self._path = path
+        self._read = read
+        self._index = index
+
+    def _check_unchanged(self) -> None:
+        if state_of(self._path) != self._index.state:
+            raise DatasetError("the file has changed since it was indexed; load the dataset again", path=self._path)
+
+    def __len__(self) -> int:
+        return len(self._index.offsets)
+
+    def __iter__(self) -> Iterator[T]:
+        self._check_unchanged()
+        read = self._read
+        with open_data(self._path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    item = read(parse_line(line, unique_keys=False))
+                except DataError as error:
+                    if is_blank(line):
+                        continue
+                    raise placed(error, self._path, number) from error.__cause__
+                yield item
+
+    def pick(self, positions: Iterable[int]) -> Iterator[T]:
+        """The rows at these positions, in this order, from one opening of the file."""
+        self._check_unchanged()
+        with open_data(self._path) as file:
+            for position in positions:
+                offset = self._index.offsets[position]
+                file.seek(offset)
+                try:
+                    item = self._read(parse_line(file.readline(), unique_keys=False))
+                except DataError as error:
+                    raise placed(error, self._path, self._line_at(offset)) from error.__cause__
+                yield item
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return SelectedRows(self, range(len(self))[index])
+        return next(self.pick((index,)))
+
+    def _line_at(self, offset: int) -> int:
+        number, passed = 0, 0
+        with open_data(self._path) as file:
+            while passed <= offset:
+                passed += len(file.readline())
+                number += 1
+        return number
+
+
+class SelectedRows[T](Sequence[T]):
+    """Some rows of a file, by position, in any order."""
+
+    def __init__(self, source: FileRows[T] | SelectedRows[T], positions: Sequence[int]) -> None:
+        self._source = source
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __iter__(self) -> Iterator[T]:
+        return self._source.pick(self._positions)
+
+    def pick(self, positions: Iterable[int]) -> Iterator[T]:
+        """The rows at these positions of the selection."""
+        return self._source.pick(self._positions[position] for position in positions)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return SelectedRows(self._source, self._positions[index])
+        return self._source[self._positions[index]]

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 from fairtrial.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from fairtrial.fleet.client.collect import collect_results, collect_results_sync
-    from fairtrial.fleet.client.submit import submit_dataset, submit_dataset_sync
-    from fairtrial.fleet.limits.quota import FleetLimiter
-    from fairtrial.fleet.limits.spending import FleetSpending
+    from fairtrial.fleet.client.collect import (
+        collect_results,
+        collect_results_sync,
+        submit_dataset,
+        submit_dataset_sync,
+    )
+    from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
     from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
     from fairtrial.fleet.ops.group import LoopGroup
     from fairtrial.fleet.ops.supervise import RestartPolicy
     from fairtrial.fleet.queues import Broker, MemoryBroker, PostgresBroker, RedisBroker, SqsBroker, connect_broker
-    from fairtrial.fleet.worker.config import EvalLoopConfig, LoopConfig, MainLoopConfig
-    from fairtrial.fleet.worker.counters import LoopCounters
+    from fairtrial.fleet.worker.config import EvalLoopConfig, LoopConfig, LoopCounters, MainLoopConfig
     from fairtrial.fleet.worker.eval_loop import EvalLoop
     from fairtrial.fleet.worker.main_loop import MainLoop
     from fairtrial.fleet.worker.sessions import (
@@ -41,11 +43,11 @@ _WHERE = {
     "EvalReply": "messages",
     "EvalRequest": "messages",
     "FleetLimiter": "limits.quota",
-    "FleetSpending": "limits.spending",
+    "FleetSpending": "limits.quota",
     "FolderSessionStore": "worker.sessions",
     "InMemorySessionStore": "worker.sessions",
     "LoopConfig": "worker.config",
-    "LoopCounters": "worker.counters",
+    "LoopCounters": "worker.config",
     "LoopGroup": "ops.group",
     "MainLoop": "worker.main_loop",
     "MainLoopConfig": "worker.config",
@@ -62,8 +64,8 @@ _WHERE = {
     "collect_results": "client.collect",
     "collect_results_sync": "client.collect",
     "connect_broker": "queues",
-    "submit_dataset": "client.submit",
-    "submit_dataset_sync": "client.submit",
+    "submit_dataset": "client.collect",
+    "submit_dataset_sync": "client.collect",
 }
 
 __all__ = [

@@ -39,8 +39,8 @@ from fairtrial.fleet.message_fields import (
     write,
 )
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, OutputT
 from fairtrial.trials.sample_types import PLAIN, TypeName, value_type_name
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from fairtrial.errors import ConfigurationError, MissingExtraError, ReplyNotAvailableError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
-from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.body import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
 
@@ -153,7 +153,7 @@ class RedisBroker(_ServerBroker):
         """Return the suites that have a queue on this server, as mailbox names spell them."""
         from redis.exceptions import RedisError
 
-        from fairtrial.mailbox.redis.errors import translated
+        from fairtrial.mailbox.redis.topology import translated
 
         try:
             keys = await self.connection.scan("{fairtrial:*.requests}:*", _MAX_SCANS)
@@ -170,7 +170,7 @@ class RedisBroker(_ServerBroker):
     async def _expire(self, mailbox: Any, seconds: int) -> None:
         from redis.exceptions import RedisError
 
-        from fairtrial.mailbox.redis.errors import translated
+        from fairtrial.mailbox.redis.topology import translated
 
         try:
             for key in (mailbox.keys.stream, mailbox.keys.delayed, mailbox.keys.dead):

@@ -10,31 +10,40 @@ from typing import TYPE_CHECKING
 from fairtrial.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from fairtrial.mailbox.body import WireBody
-    from fairtrial.mailbox.bulk import acknowledge_all, reply_all, send_all
-    from fairtrial.mailbox.claim_check import ClaimCheck
-    from fairtrial.mailbox.dead_letters import DeadLetter, DeadLetters, DLQPolicy
+    from fairtrial.mailbox.body import ClaimCheck, WireBody
     from fairtrial.mailbox.lease import Lease, LeaseExtender
     from fairtrial.mailbox.memory import InMemoryMailbox
     from fairtrial.mailbox.postgres import PostgresConnection, PostgresMailbox, PostgresMailboxFactory
-    from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Receipt, Renewer
+    from fairtrial.mailbox.protocol import (
+        CompositeResolver,
+        DeadLetter,
+        DeadLetters,
+        DLQPolicy,
+        Mailbox,
+        MailboxDepth,
+        MailboxFactory,
+        MailboxResolver,
+        Message,
+        Receipt,
+        Renewer,
+    )
     from fairtrial.mailbox.redis import RedisConnection, RedisMailbox, RedisMailboxFactory
-    from fairtrial.mailbox.resolver import CompositeResolver, MailboxFactory, MailboxResolver
+    from fairtrial.mailbox.server import acknowledge_all, reply_all, send_all
     from fairtrial.mailbox.sqs import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, SqsMailboxFactory
 
 _WHERE = {
-    "ClaimCheck": "claim_check",
-    "CompositeResolver": "resolver",
-    "DLQPolicy": "dead_letters",
-    "DeadLetter": "dead_letters",
-    "DeadLetters": "dead_letters",
+    "ClaimCheck": "body",
+    "CompositeResolver": "protocol",
+    "DLQPolicy": "protocol",
+    "DeadLetter": "protocol",
+    "DeadLetters": "protocol",
     "InMemoryMailbox": "memory",
     "Lease": "lease",
     "LeaseExtender": "lease",
     "Mailbox": "protocol",
     "MailboxDepth": "protocol",
-    "MailboxFactory": "resolver",
-    "MailboxResolver": "resolver",
+    "MailboxFactory": "protocol",
+    "MailboxResolver": "protocol",
     "Message": "protocol",
     "PostgresConnection": "postgres",
     "PostgresMailbox": "postgres",
@@ -50,9 +59,9 @@ _WHERE = {
     "SqsMailbox": "sqs",
     "SqsMailboxFactory": "sqs",
     "WireBody": "body",
-    "acknowledge_all": "bulk",
-    "reply_all": "bulk",
-    "send_all": "bulk",
+    "acknowledge_all": "server",
+    "reply_all": "server",
+    "send_all": "server",
 }
 
 __all__ = [

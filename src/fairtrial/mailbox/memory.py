@@ -25,9 +25,15 @@ from fairtrial.errors import (
     ReplyNotAvailableError,
 )
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, check_body_type, decode_body, encode_body
-from fairtrial.mailbox.dead_letters import DeadLetter
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name, validate_receive
-from fairtrial.mailbox.resolver import MailboxResolver
+from fairtrial.mailbox.protocol import (
+    DeadLetter,
+    Mailbox,
+    MailboxDepth,
+    MailboxResolver,
+    Message,
+    validate_name,
+    validate_receive,
+)
 
 MAX_BODY_BYTES = 1024 * 1024
 

@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING
 from fairtrial.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
+    from fairtrial.models.adapter import Completion, ModelCall, ModelReply, PromptResponse, ProviderAdapter, ToolSpec
     from fairtrial.models.agent import AgentEnded, PrepareMessages, agent_task, tool_schema_accuracy
     from fairtrial.models.anthropic import AnthropicAdapter
     from fairtrial.models.base import BaseAdapter, ModelCallFailed
-    from fairtrial.models.budget import Budget
     from fairtrial.models.cache import ResponseCache
-    from fairtrial.models.choice import choice_task
-    from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter, Unlimited
+    from fairtrial.models.limiter import AdaptiveLimiter, Budget, FixedLimiter, Limiter, RetryPolicy, Unlimited
     from fairtrial.models.main_loop import TaskLoop, prompt_task
     from fairtrial.models.openai import OpenAIAdapter
     from fairtrial.models.pricing import Prices
     from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
     from fairtrial.models.providers import PROVIDERS, model_from_name
-    from fairtrial.models.reply import ModelCall, ModelReply
-    from fairtrial.models.retry import RetryPolicy
-    from fairtrial.models.schema import schema_of
-    from fairtrial.models.scripted import ScriptedAdapter
-    from fairtrial.models.structured import OutputRepaired
+    from fairtrial.models.schema import OutputRepaired, schema_of
+    from fairtrial.models.scripted import ScriptedAdapter, choice_task
     from fairtrial.models.tools import StopAgent, Tool
 
 # Imported on first use, so that `import fairtrial` is fast.
@@ -33,16 +28,16 @@ _HOMES = {
     "AgentEnded": "agent",
     "AnthropicAdapter": "anthropic",
     "BaseAdapter": "base",
-    "Budget": "budget",
+    "Budget": "limiter",
     "Completion": "adapter",
     "FixedLimiter": "limiter",
     "Limiter": "limiter",
     "MarkdownSection": "prompt",
-    "ModelCall": "reply",
+    "ModelCall": "adapter",
     "ModelCallFailed": "base",
-    "ModelReply": "reply",
+    "ModelReply": "adapter",
     "OpenAIAdapter": "openai",
-    "OutputRepaired": "structured",
+    "OutputRepaired": "schema",
     "PROVIDERS": "providers",
     "PrepareMessages": "agent",
     "Prices": "pricing",
@@ -51,7 +46,7 @@ _HOMES = {
     "PromptTemplate": "prompt",
     "ProviderAdapter": "adapter",
     "ResponseCache": "cache",
-    "RetryPolicy": "retry",
+    "RetryPolicy": "limiter",
     "ScriptedAdapter": "scripted",
     "StopAgent": "tools",
     "TaskLoop": "main_loop",
@@ -59,7 +54,7 @@ _HOMES = {
     "ToolSpec": "adapter",
     "Unlimited": "limiter",
     "agent_task": "agent",
-    "choice_task": "choice",
+    "choice_task": "scripted",
     "model_from_name": "providers",
     "prompt_task": "main_loop",
     "schema_of": "schema",

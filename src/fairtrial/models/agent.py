@@ -16,14 +16,12 @@ from fairtrial.base.codec.encode import SPARSE
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.offload import DaemonThreads
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.endings import ending_of
-from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.events import ToolInvoked, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall, as_message, chat_messages
 from fairtrial.data.session.views import SessionView
 from fairtrial.errors import CodecError, ConfigurationError, ContextLengthError, ModelRefusedError
 from fairtrial.models.adapter import Completion, ProviderAdapter
-from fairtrial.models.tool_calls import LONGEST_ERROR, ToolCaller
-from fairtrial.models.tools import Tool, as_tools, tool_message
+from fairtrial.models.tools import LONGEST_ERROR, Tool, ToolCaller, as_tools, tool_message
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score

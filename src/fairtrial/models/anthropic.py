@@ -9,13 +9,15 @@ from typing import Any, ClassVar, Unpack, cast
 
 from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.endings import ANTHROPIC_ENDINGS, ending_of
-from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.events import ANTHROPIC_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelUnavailableError
-from fairtrial.models.adapter import AnswerT
+from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
 from fairtrial.models.clients import Client
-from fairtrial.models.content import (
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
+from fairtrial.models.sdk import SdkAdapter, SdkOptions
+from fairtrial.models.tools import (
     add_turn,
     base64_text,
     content_of,
@@ -27,10 +29,6 @@ from fairtrial.models.content import (
     tool_call,
     with_params,
 )
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
-from fairtrial.models.sdk import SdkAdapter, SdkOptions
 
 # Keywords that Anthropic's structured outputs refuse; they are moved to the description.
 _IN_WORDS = frozenset(

@@ -16,8 +16,7 @@ from fairtrial.base.codec import decode, digest, to_json
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.metrics import MODEL_CALL_SECONDS
 from fairtrial.base.sync_bridge import call_sync
-from fairtrial.data.session.endings import ending_of
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.events import PromptExecuted, TokenUsage, ending_of
 from fairtrial.data.session.session import Session
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.data.session.views import JUDGE, SessionView
@@ -32,16 +31,22 @@ from fairtrial.errors import (
     OutputParseError,
     RateLimitedError,
 )
-from fairtrial.models.adapter import AnswerT, Completion, OutputT, PromptResponse, ToolSpec
-from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
+from fairtrial.models.adapter import AnswerT, Completion, ModelCall, ModelReply, OutputT, PromptResponse, ToolSpec
 from fairtrial.models.cache import ResponseCache, cache_disabled, shared_cache
-from fairtrial.models.limiter import Limiter, TokenLimiter, Unlimited
+from fairtrial.models.limiter import (
+    NO_RETRY,
+    Budget,
+    Limiter,
+    RetryPolicy,
+    Spending,
+    SpendingLog,
+    TokenLimiter,
+    Unlimited,
+    spent_in,
+)
 from fairtrial.models.pricing import Prices, configured_prices
 from fairtrial.models.prompt import Prompt
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.retry import NO_RETRY, RetryPolicy
-from fairtrial.models.schema import output_schema
-from fairtrial.models.structured import OutputRepaired, parse_output, repair_messages
+from fairtrial.models.schema import OutputRepaired, output_schema, parse_output, repair_messages
 from fairtrial.trials.context import TrialContext, running_trial
 
 log = logging.getLogger("fairtrial.models")

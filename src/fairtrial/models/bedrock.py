@@ -16,8 +16,7 @@ import anyio.to_thread
 from fairtrial.base.codec import parse_json
 from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.endings import CONVERSE_ENDINGS, ending_of
-from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.events import CONVERSE_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     CodecError,
@@ -28,8 +27,12 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.models.adapter import AnswerT
-from fairtrial.models.content import (
+from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
+from fairtrial.models.http import HttpAdapter
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkOptions
+from fairtrial.models.tools import (
     add_turn,
     base64_text,
     count_of,
@@ -39,11 +42,6 @@ from fairtrial.models.content import (
     text_of,
     tool_call,
 )
-from fairtrial.models.http import HttpAdapter
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkOptions
 
 _CREDENTIALS = "aws-credentials"  # In place of a key: the credential chain of AWS.
 _REGION = re.compile(r"//bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.")

@@ -24,7 +24,7 @@ from fairtrial.base.clock import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import decode, dumps, to_json
 from fairtrial.base.offload import on_trio
 from fairtrial.errors import CodecError, ConfigurationError, StoreError
-from fairtrial.models.reply import ModelReply
+from fairtrial.models.adapter import ModelReply
 
 type CachePolicy = Literal["off", "read", "read-write", "refresh"]
 """No caching; only read; read and store new answers; never read, but store new answers."""

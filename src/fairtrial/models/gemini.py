@@ -9,12 +9,15 @@ from typing import Any, ClassVar, Unpack
 from uuid import uuid4
 
 from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.endings import GEMINI_ENDINGS, ending_of
-from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.events import GEMINI_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
-from fairtrial.models.adapter import AnswerT
-from fairtrial.models.content import (
+from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
+from fairtrial.models.http import HttpAdapter, server_sent_events
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkOptions
+from fairtrial.models.tools import (
     add_turn,
     base64_text,
     check_one_answer,
@@ -25,11 +28,6 @@ from fairtrial.models.content import (
     text_of,
     tool_call,
 )
-from fairtrial.models.http import HttpAdapter, server_sent_events
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkOptions
 
 # Parameters beside `generationConfig`; all others go inside it.
 _OUTER = frozenset({"safetySettings", "tools", "toolConfig", "cachedContent", "labels", "serviceTier", "store"})

@@ -1,25 +1,162 @@
-"""Limit the number of concurrent calls to one model adaptively.
-
-A provider's limit is unknown and changes. The adaptive limiter starts small and doubles until the first refusal. Then
-it reduces its limit, and increases it in small steps, which are smallest near the limit at which calls were refused.
-All tasks of a process share one limiter per (provider, base URL, model). Any object with the two methods of `Limiter`
-can replace it, such as one that a fleet shares.
-"""
+"""Limits of calls: rates, retries, budgets."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import anyio
 
+from fairtrial.base.backoff import longest_pause
 from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.frozen import first_is
+from fairtrial.base.lru import LruCache
 from fairtrial.base.offload import loop_caller
-from fairtrial.errors import ConfigurationError
+from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.views import kind_of
+from fairtrial.errors import BudgetExceededError, ConfigurationError, ModelError, RateLimitedError
+
+
+@first_is(int)
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When and how often a failed model call is retried. Only errors marked as `retryable` are.
+
+    Attributes:
+        attempts: The largest number of attempts. Rate-limit refusals are counted separately, with a higher limit,
+            because they only mean that the call came too early.
+        rate_limited_attempts: The largest number of rate-limit refusals before the call fails.
+        timeout_attempts: The largest number of attempts that time out: each of them may have to be paid for, and an
+            answer that takes longer than the time limit will do so again.
+        base_seconds: The upper limit of the first pause; it doubles with every failure.
+        max_seconds: The longest pause, unless the provider asks for a longer one.
+    """
+
+    attempts: int = 5
+    rate_limited_attempts: int = 20
+    timeout_attempts: int = 2
+    base_seconds: float = 0.5
+    max_seconds: float = 30.0
+    random: random.Random = field(default_factory=random.Random, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        attempts = min(self.attempts, self.rate_limited_attempts, self.timeout_attempts)
+        if attempts < 1 or self.base_seconds < 0 or self.max_seconds < 0:
+            raise ConfigurationError("a retry policy needs at least one attempt and pauses of at least 0 seconds")
+
+    def pause(self, error: ModelError, failures: int, refusals: int, timeouts: int = 0) -> float | None:
+        """Return how long to wait after this many failures, rate-limit refusals and timeouts; None to give up.
+
+        Timeouts are failures too.
+
+        Pauses have full jitter, so that calls that failed together are not retried together.
+        """
+        if not error.retryable:
+            return None
+        if failures >= self.attempts or refusals >= self.rate_limited_attempts or timeouts >= self.timeout_attempts:
+            return None
+        count = refusals if isinstance(error, RateLimitedError) else failures
+        drawn = self.random.uniform(0.0, longest_pause(count, first=self.base_seconds, longest=self.max_seconds))
+        # After the time that the provider named, with jitter.
+        return drawn if error.retry_after is None else error.retry_after + drawn
+
+
+NO_RETRY = RetryPolicy(attempts=1, rate_limited_attempts=1)
+
+
+_PROMPT_EXECUTED = kind_of(PromptExecuted)
+_MAX_RUNS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A limit of usage. It is checked before each call, so calls in progress may exceed it.
+
+    Attributes:
+        tokens: Input and output tokens together.
+        requests: Model calls that were sent, also those that were lost on the way or timed out.
+        cost_usd: Dollars, if prices are known. Calls with unknown cost do not count: this is logged once as a warning,
+            and reports show the number of such calls.
+        strict: Refuse further calls after one whose cost is not known, if `cost_usd` is set.
+    """
+
+    tokens: int | None = None
+    requests: int | None = None
+    cost_usd: float | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "requests", "cost_usd"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"the {name} of a budget must be more than 0 (got {value!r})")
+
+    def check(self, used: TokenUsage, requests: int, whose: str) -> None:
+        """Raise `BudgetExceededError` if the budget is used up."""
+        spent = (
+            ("requests", requests, self.requests),
+            ("tokens", used.total_tokens, self.tokens),
+            ("dollars", used.cost_usd or 0.0, self.cost_usd),
+        )
+        for name, amount, limit in spent:
+            if limit is not None and amount >= limit:
+                raise BudgetExceededError(f"the {whose} budget of {limit:,} {name} is used up ({amount:,} so far)")
+
+
+class SpendingLog(Protocol):
+    """The usage of runs: of this process (`Spending`), or of a fleet (`fairtrial.fleet.FleetSpending`)."""
+
+    async def refresh(self, run_id: str) -> None:
+        """Read the usage of other processes."""
+        ...
+
+    def of(self, run_id: str) -> tuple[TokenUsage, int]:
+        """Return the known usage of a run and its number of requests."""
+        ...
+
+    def add(self, run_id: str, usage: TokenUsage | None) -> None:
+        """Count one more request of a run."""
+        ...
+
+
+class Spending:
+    """The usage of the runs of this process. Only the latest runs are kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: LruCache[str, tuple[TokenUsage, int]] = LruCache(_MAX_RUNS)
+
+    async def refresh(self, run_id: str) -> None:
+        """Do nothing: there are no other processes."""
+
+    def of(self, run_id: str) -> tuple[TokenUsage, int]:
+        """Return the usage of a run and its number of requests."""
+        with self._lock:
+            return self._runs.get(run_id) or (TokenUsage(), 0)
+
+    def add(self, run_id: str, usage: TokenUsage | None) -> None:
+        """Count one more request of a run."""
+        with self._lock:
+            used, requests = self._runs.get(run_id) or (TokenUsage(), 0)
+            self._runs.put(run_id, (used + (usage or TokenUsage()), requests + 1))
+
+
+def spent_in(session: Session, actor: str) -> tuple[TokenUsage, int]:
+    """Return the usage of one actor of a trial over all attempts, and its number of requests."""
+    used, requests = TokenUsage(), 0
+    for envelope in session.everything().envelopes:
+        if envelope.kind == _PROMPT_EXECUTED and envelope.actor == actor:
+            requests += 1
+            if envelope.data["usage"]:
+                used += TokenUsage(**envelope.data["usage"])
+    return used, requests
+
 
 type Verdict = Literal["answered", "rate_limited", "failed"]
 """The outcome of a call for the limiter: an answer of any kind, a rate-limit refusal, or nothing to learn from."""

@@ -16,15 +16,13 @@ from fairtrial.base.codec import dumps
 from fairtrial.base.offload import DaemonThreads
 from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.dispatcher import ControlDispatcher
-from fairtrial.data.session.session import Session
+from fairtrial.data.session.session import ControlDispatcher, Session
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter
 from fairtrial.models.prompt import Prompt, PromptTemplate
-from fairtrial.trials.context import TrialContext, _current
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialContext, TrialKey, _current
 from fairtrial.trials.sample_types import input_type_of
 from fairtrial.trials.task import CHECK_INPUT, FIRST_MESSAGES, WITH_ADAPTER, ResolvedTask, Task, resolve_task, task
 

@@ -11,16 +11,18 @@ from urllib.parse import urlsplit
 from fairtrial.base.codec import dumps
 from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.endings import CHAT_ENDINGS, ending_of
-from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.events import CHAT_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelError, ModelUnavailableError
 from fairtrial.models import responses
-from fairtrial.models.adapter import AnswerT
+from fairtrial.models.adapter import TOKEN_PARAMS, AnswerT, ModelCall, ModelReply, changed_sampling, read_tokens
 from fairtrial.models.base import log
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.clients import Client
-from fairtrial.models.content import (
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkAdapter, SdkOptions
+from fairtrial.models.tools import (
     amount_of,
     arguments_text,
     base64_text,
@@ -32,11 +34,6 @@ from fairtrial.models.content import (
     tool_call,
     with_params,
 )
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkAdapter, SdkOptions
-from fairtrial.models.token_ids import TOKEN_PARAMS, changed_sampling, read_tokens
 
 type OpenAIApi = Literal["responses", "chat"]
 """Which of OpenAI's APIs is used: Responses or chat completions."""

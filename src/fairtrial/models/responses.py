@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.endings import RESPONSES_ENDINGS, ending_of
+from fairtrial.data.session.events import RESPONSES_ENDINGS, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelError, ModelUnavailableError
-from fairtrial.models.content import (
+from fairtrial.models.adapter import ModelCall, ModelReply
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.models.tools import (
     arguments_text,
     base64_text,
     content_of,
@@ -20,9 +23,6 @@ from fairtrial.models.content import (
     tool_call,
     with_params,
 )
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkAdapter
 
 # Models without reasoning, which refuse requests for encrypted reasoning.
 _NOT_REASONING = re.compile(r"^(ft:)?(gpt-3|gpt-4|chatgpt)")

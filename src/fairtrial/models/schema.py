@@ -1,8 +1,4 @@
-"""JSON Schemas of types, for structured output and tool parameters.
-
-A schema lists the fields in the order of the type, so that a model writes a `reason` before a `rating` if the type has
-them in this order.
-"""
+"""JSON Schemas of types, and replies in their form."""
 
 from __future__ import annotations
 
@@ -21,10 +17,11 @@ from pathlib import PurePath
 from typing import Any, TypeAliasType, TypeVar
 from uuid import UUID
 
-from fairtrial.base.codec import to_json
-from fairtrial.base.codec.fields import QUALIFIERS, alias_value, field_types, required_keys
-from fairtrial.base.codec.models import is_pydantic
+from fairtrial.base.codec import from_json, parse_json, to_json
+from fairtrial.base.codec.decode import QUALIFIERS, alias_value, field_types, is_pydantic, required_keys
+from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.codec.scalars import name_of
+from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import CodecError, ConfigurationError
 
 type Schema = dict[str, Any]
@@ -382,3 +379,73 @@ def is_recursive(schema: Mapping[str, Any]) -> bool:
         return any(refers(item, seen) for item in part.values())
 
     return any(refers(definition, (name,)) for name, definition in definitions.items())
+
+
+_FENCE = "```"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRepaired:
+    """A reply did not match the requested type, and the model was asked to repair it. `repaired`: whether it did."""
+
+    prompt_name: str
+    problem: str
+    raw: str
+    repaired: bool
+
+
+def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
+    """Parse a reply as a `kind`; text is returned as it is.
+
+    Args:
+        kind: Any type the codec knows.
+        text: The answer.
+        wrapped: The schema was an object with the value under "value"; a model that ignored it may have answered with
+            the value itself.
+
+    Raises:
+        CodecError: the reply does not match the type.
+    """
+    if kind is str:
+        return text
+    # A key that comes twice says two things, and choosing one would be a guess.
+    tree = _escaped(parse_json(_without_fence(text), unique_keys=True))
+    if wrapped and isinstance(tree, dict) and set(tree) == {"value"}:
+        tree = tree["value"]
+    return from_json(kind, tree)
+
+
+def _without_fence(text: str) -> str:
+    """Return the content if the whole answer is a Markdown code block, else the answer.
+
+    Models often wrap JSON in a code block. This does not use a regular expression: an answer can be a megabyte of
+    newlines, and backtracking over those blocks the interpreter.
+    """
+    block = text.strip()
+    first_line, newline, rest = block.partition("\n")
+    language = first_line.removeprefix(_FENCE).strip()
+    if not newline or not first_line.startswith(_FENCE) or not rest.endswith(_FENCE):
+        return text
+    if language and not language.replace("-", "_").isidentifier():
+        return text
+    return rest.removesuffix(_FENCE)
+
+
+def repair_messages(problem: str, said: ChatMessage) -> tuple[ChatMessage, ChatMessage]:
+    """Return the messages to add after an invalid answer: the answer, and the request to repair it."""
+    request = (
+        f"That answer could not be read: {problem}.\n"
+        "Answer again with JSON only, in exactly the form asked for, with no text around it."
+    )
+    return said if said.text else ChatMessage("assistant", "(nothing)"), ChatMessage("user", request)
+
+
+def _escaped(tree: Any) -> Any:
+    """Escape keys that look like marks of the codec: in the output of a model they are ordinary text."""
+    if isinstance(tree, str):
+        return escape_text(tree)
+    if isinstance(tree, list):
+        return [_escaped(item) for item in tree]
+    if isinstance(tree, dict):
+        return {escape_text(key): _escaped(item) for key, item in tree.items()}
+    return tree

@@ -1,4 +1,4 @@
-"""A fake model that replies from a script, for tests and demos."""
+"""A scripted model, and tasks that choose an answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,41 @@ from fairtrial.base.frozen import EMPTY
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError
+from fairtrial.models.adapter import ModelCall, ModelReply, ProviderAdapter
 from fairtrial.models.base import BaseAdapter
-from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.limiter import Limiter
+from fairtrial.models.limiter import NO_RETRY, Budget, Limiter, RetryPolicy, SpendingLog
 from fairtrial.models.pricing import Prices
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.retry import NO_RETRY, RetryPolicy
+from fairtrial.scoring.answers import ChoiceQuestion, ChoicesShown
+from fairtrial.trials.context import TrialContext
+from fairtrial.trials.task import WITH_ADAPTER, task
+
+
+def choice_task(
+    adapter: ProviderAdapter, *, shuffle: bool = True, params: Mapping[str, Any] = EMPTY
+) -> Callable[[ChoiceQuestion, TrialContext], Awaitable[str]]:
+    """Create a task that puts a `ChoiceQuestion` to a model and returns its reply; score it with `multiple_choice`.
+
+    Args:
+        adapter: The model.
+        shuffle: Present the choices in an order drawn from the seed of the trial: another one for every sample and
+            repeat, the same in every experiment.
+        params: Sampling parameters of the call.
+    """
+
+    async def answer_choice(input: ChoiceQuestion, ctx: TrialContext) -> str:
+        shown = input.shuffle(ctx.seed) if shuffle else input
+        ctx.session.record(ChoicesShown(shown.choices))
+        asked = ChatMessage("user", shown.prompt())
+        ctx.session.record(asked)
+        completion = await adapter.complete([asked], params=params, session=ctx.session, prompt_name="choice")
+        ctx.session.record(completion.message)
+        return completion.text
+
+    setattr(answer_choice, WITH_ADAPTER, lambda other: choice_task(other, shuffle=shuffle, params=params))
+    answer_choice.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
+    return task(name="choice")(answer_choice)
+
 
 type ScriptedReply = Any
 """Text, a `ToolCall` or a list of them, a `ChatMessage`, an exception to raise, or any other value as JSON text."""

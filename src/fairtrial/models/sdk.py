@@ -29,8 +29,7 @@ from fairtrial.base.codec import parse_json
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.offload import on_trio
 from fairtrial.data.attachment import Attachment, BlobFolder
-from fairtrial.data.session.endings import ending_of
-from fairtrial.data.session.events import TokenUsage
+from fairtrial.data.session.events import TokenUsage, ending_of
 from fairtrial.data.session.trajectory import Echo
 from fairtrial.errors import (
     CodecError,
@@ -41,18 +40,22 @@ from fairtrial.errors import (
     ModelError,
     ModelUnavailableError,
 )
-from fairtrial.models.adapter import AnswerT
+from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
 from fairtrial.models.base import BaseAdapter
-from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.clients import Client, OpenClient, close_all, own_clients
-from fairtrial.models.content import sendable, split_data_url
-from fairtrial.models.families import family
-from fairtrial.models.limiter import Limiter, shared_limiter
+from fairtrial.models.clients import (
+    Client,
+    OpenClient,
+    close_all,
+    error_by_code,
+    error_by_status,
+    family,
+    own_clients,
+    said_by,
+)
+from fairtrial.models.limiter import Budget, Limiter, RetryPolicy, SpendingLog, shared_limiter
 from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras, is_known, priced
-from fairtrial.models.provider_errors import error_by_code, error_by_status, said_by
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.retry import RetryPolicy
+from fairtrial.models.tools import sendable, split_data_url
 from fairtrial.store.redact import register_guess
 
 type StructuredOutput = Literal["native", "prompt"]

@@ -1,19 +1,29 @@
-"""Python functions as tools of a model."""
+"""Tools of agents, calls of them, and content that is more than text."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
+from uuid import UUID
 
-from fairtrial.base.codec import from_json
+import anyio
+
+from fairtrial.base.codec import dumps, from_json, parse_json, to_json
+from fairtrial.base.offload import DaemonThreads
 from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
-from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.data.session.events import ToolInvoked
+from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
+from fairtrial.errors import CodecError, ConfigurationError, InvalidCallError
 from fairtrial.models.adapter import ToolSpec
-from fairtrial.models.schema import Schema, hints_of, schema_of
+from fairtrial.models.schema import OutputSchema, Schema, hints_of, schema_of
 from fairtrial.scoring.evaluator import is_async_callable
 
 UNPARSED = "__unparsed__"
@@ -161,3 +171,219 @@ def _annotated(fn: Any) -> Any:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn if inspect.isroutine(fn) else fn.__call__
+
+
+LONGEST_ERROR = 2000
+"""The longest error message of a tool that a model receives and a session records."""
+
+
+class ToolCaller:
+    """Calls the tools of one trial.
+
+    Args:
+        tools: The tools by name.
+        threads: The threads of sync tools.
+        timeout_seconds: The time limit of one call.
+        prompt_name: The name of the agent, for the record.
+        adapter_name: The provider of the model, for the record.
+        session_id: The session of the trial, for the record.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        threads: DaemonThreads,
+        timeout_seconds: float | None = None,
+        *,
+        prompt_name: str = "",
+        adapter_name: str = "",
+        session_id: UUID | None = None,
+    ) -> None:
+        self.tools = tools
+        self._threads = threads
+        self._timeout = timeout_seconds
+        self._prompt_name = prompt_name
+        self._adapter_name = adapter_name
+        self._session_id = session_id
+        self.stopped: tuple[str, StopAgent] | None = None
+        """The tool that ended the agent, if one did."""
+
+    async def call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
+        """Call a tool; returns the event to record and the content for the model, an error message if it failed."""
+        began = anyio.current_time()
+        invoked, text = await self._call(call)
+        return replace(invoked, duration_ms=round((anyio.current_time() - began) * 1000, 3)), text
+
+    async def _call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
+        tool = self.tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self.tools) or "none"
+            return self._failed(call, f"there is no tool {call.name!r}; the tools are: {known}")
+        if UNPARSED in call.arguments:
+            return self._failed(call, "the arguments must be a JSON object")
+        try:
+            arguments = tool.arguments(call.arguments)
+        except CodecError as error:
+            return self._failed(call, f"bad arguments: {error}")
+        stop: StopAgent | None = None
+        try:
+            with anyio.fail_after(self._timeout):
+                value = await self._invoke(tool, arguments)
+        except StopAgent as error:
+            stop, value = error, error.output
+        except Exception as error:
+            timed_out = isinstance(error, TimeoutError) and not str(error)
+            problem = f"it did not finish within {self._timeout:g} s" if timed_out and self._timeout else ""
+            return self._failed(call, problem or f"{type(error).__name__}: {error}")
+        try:
+            answer = self._invoked(call, to_json(value), True, None), _content(value)
+        except CodecError as error:
+            return self._failed(call, f"its result cannot be shown: {error}")
+        if stop is not None and self.stopped is None:
+            self.stopped = call.name, stop
+        return answer
+
+    async def _invoke(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        if tool.is_async or tool.inline:
+            value = tool.fn(**arguments)
+        else:
+            value = await self._threads.run(partial(tool.fn, **arguments))
+        return await value if inspect.isawaitable(value) else value
+
+    def _failed(self, call: ToolCall, problem: str) -> tuple[ToolInvoked, ToolContent]:
+        problem = problem[:LONGEST_ERROR]
+        return self._invoked(call, None, False, problem), f"Error: {problem}"
+
+    def _invoked(self, call: ToolCall, result: Any, success: bool, problem: str | None) -> ToolInvoked:
+        return ToolInvoked(
+            call.name,
+            call.arguments,
+            result,
+            success,
+            problem,
+            self._prompt_name,
+            self._adapter_name,
+            self._session_id,
+            datetime.now(UTC),
+            call_id=call.id,
+        )
+
+
+def _content(value: Any) -> ToolContent:
+    """Return a result as the model receives it: attachments as parts, other values as text."""
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list | tuple) else (value,)
+    if not any(isinstance(part, Attachment) for part in parts):
+        return dumps(value)
+    return tuple(part if isinstance(part, str | Attachment) else dumps(part) for part in parts)
+
+
+_MERGED = ("tools", "include")  # Lists that parameters add to instead of replacing them.
+
+
+def with_params(body: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with its parameters: lists of tools and of what to include are joined."""
+    check_one_answer(params)
+    merged = {**body, **params}
+    for name in _MERGED:
+        own, given = body.get(name), params.get(name)
+        if isinstance(own, list) and isinstance(given, list | tuple):
+            merged[name] = [*own, *(item for item in given if item not in own)]
+    return merged
+
+
+def check_one_answer(params: Mapping[str, Any]) -> None:
+    """Refuse parameters that ask for several answers, of which all but one would be paid for and lost."""
+    for name in ("n", "candidateCount"):
+        if params.get(name) not in (None, 1):
+            raise InvalidCallError(
+                f"{name} must be 1 (got {params[name]!r}): a call has one answer\n"
+                "ask for several answers with EvalConfig(repeats=...): each is a trial of its own"
+            )
+
+
+def split_data_url(url: str) -> tuple[str, str] | None:
+    """Return the media type and base64 text of a data URL; None for any other URL."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        return None
+    media_type = head.removeprefix("data:").partition(";")[0]
+    return (media_type if "/" in media_type else "application/octet-stream"), data
+
+
+def instruction(schema: OutputSchema) -> str:
+    """Return the schema of an answer as an instruction, for servers without structured outputs."""
+    return (
+        "Answer with JSON only, with no text around it, that satisfies this JSON Schema:\n"
+        f"{json.dumps(schema.schema, ensure_ascii=False)}"
+    )
+
+
+def content_of(message: ChatMessage) -> tuple[str | Attachment, ...]:
+    """Return the parts of a message; the APIs refuse empty texts."""
+    content = message.content
+    return tuple(part for part in ((content,) if isinstance(content, str) else content) if part != "")
+
+
+def tool_call(name: Any, arguments: Any, call_id: Any, echo: Echo | None = None) -> ToolCall:
+    """Create a tool call. Arguments that are not a JSON object are kept as text, so that the model can be told."""
+    parsed = arguments
+    if isinstance(arguments, str):
+        try:
+            parsed = parse_json(arguments or "{}")
+        except CodecError:
+            parsed = None
+    if not isinstance(name, str):
+        raise TypeError("a tool call without a name")
+    if not isinstance(parsed, Mapping):
+        parsed = {UNPARSED: arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    return ToolCall(name, parsed, str(call_id or ""), echo)
+
+
+def arguments_text(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON text; invalid JSON is returned unchanged."""
+    unparsed = call.arguments.get(UNPARSED)
+    return unparsed if isinstance(unparsed, str) else json.dumps(call.arguments, default=to_json)
+
+
+def plain_arguments(call: ToolCall) -> Any:
+    """Return the arguments of a call as a JSON value, for protocols that send them as an object."""
+    return json.loads(sendable(json.dumps(call.arguments, ensure_ascii=False, default=to_json)))
+
+
+def add_turn(turns: list[dict[str, Any]], role: str, parts: list[dict[str, Any]], key: str = "content") -> None:
+    """Append parts to a conversation whose roles must alternate; the results of parallel calls are one turn."""
+    if turns and turns[-1]["role"] == role:
+        turns[-1][key].extend(parts)
+    else:
+        turns.append({"role": role, key: parts})
+
+
+def sendable(text: str) -> str:
+    """Replace characters that UTF-8 cannot encode: models sometimes send half of a surrogate pair."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def text_of(value: Any) -> str:
+    """Return a value that must be text; raises TypeError otherwise."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text (got {type(value).__name__})")
+    return value
+
+
+def count_of(value: Any) -> int:
+    """Return a token count; 0 if the value is not a number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def amount_of(value: Any) -> float | None:
+    """Return an amount of dollars; None if the value is not a number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        return None
+    return float(value)
+
+
+def base64_text(content: bytes) -> str:
+    """Encode bytes as base64."""
+    return base64.b64encode(content).decode("ascii")

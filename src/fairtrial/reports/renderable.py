@@ -28,7 +28,7 @@ class Renderable:
 
     def to_json(self) -> dict[str, JSON]:
         """Return all figures as JSON values; docs/reference/json.md describes them."""
-        from fairtrial.reports.render.json_record import json_of
+        from fairtrial.reports.render.files import json_of
 
         return json_of(self._record())
 
@@ -79,7 +79,7 @@ class WithTestCases(Renderable):
 
     def to_junit(self) -> str:
         """Return JUnit XML: a test case for every trial, or for every rule of a gate."""
-        from fairtrial.reports.render.junit import as_junit
+        from fairtrial.reports.render.files import as_junit
 
         return as_junit(self._record())
 

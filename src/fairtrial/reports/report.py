@@ -14,14 +14,11 @@ from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError, StoreError
 from fairtrial.reports.compare.comparison import ComparisonRecord
 from fairtrial.reports.figures.experiment import ExperimentAnalysis, RunAnalysis, TotalsAnalysis
-from fairtrial.reports.figures.metrics import ERRORS
-from fairtrial.reports.figures.source import ExperimentSource, run_totals
+from fairtrial.reports.figures.metrics import ERRORS, ExperimentSource, run_totals
 from fairtrial.reports.figures.summaries import group_by, summarize
 from fairtrial.reports.renderable import Renderable, WithTestCases
-from fairtrial.reports.results import Results
+from fairtrial.reports.results import Results, TrialTable, store_results
 from fairtrial.reports.run_names import find_run, name_of
-from fairtrial.reports.stored_results import store_results
-from fairtrial.reports.trials import TrialTable
 from fairtrial.store.export import ExportFormat
 from fairtrial.store.open import find_database, open_store
 from fairtrial.store.portable import only_run, open_saved, save_run

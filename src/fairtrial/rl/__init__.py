@@ -1,26 +1,16 @@
 """Reinforcement learning: any run is a batch of rollouts, any evaluator is a reward. No trainer is imported."""
 
 from fairtrial.rl.advantages import advantages
-from fairtrial.rl.buffer import DataBuffer
-from fairtrial.rl.curve import Curve, curve
-from fairtrial.rl.diagnose import Diagnosis, diagnose
+from fairtrial.rl.diagnose import Curve, Diagnosis, HackingCheck, curve, diagnose, hacking
 from fairtrial.rl.episode import EpisodeResult, TrainerEpisode, episode
-from fairtrial.rl.export import ExportCounts, export
+from fairtrial.rl.export import ExportCounts, export, write_prompts
 from fairtrial.rl.fork import Checkpoint, TurnValue, checkpoints, fork, turn_values
-from fairtrial.rl.groups import Group, Rollout, best_at_k, groups
-from fairtrial.rl.hacking import HackingCheck, hacking
-from fairtrial.rl.loop import TrainConfig, TrainingBackend, train
-from fairtrial.rl.metric_log import MetricLog
-from fairtrial.rl.openenv_sessions import openenv_sessions
-from fairtrial.rl.policy import with_adapter
-from fairtrial.rl.prompts import write_prompts
+from fairtrial.rl.groups import Group, Rollout, TokenRow, best_at_k, generate_rollouts, groups, rollout, stitch
+from fairtrial.rl.local_model import with_adapter
+from fairtrial.rl.loop import DataBuffer, MetricLog, TrainConfig, TrainingBackend, train
 from fairtrial.rl.reward import RewardFunction, reward
-from fairtrial.rl.sampling import generate_rollouts, rollout
-from fairtrial.rl.skyrl_env import skyrl_env
-from fairtrial.rl.tokens import TokenRow, stitch
-from fairtrial.rl.trl_training import TrlTraining, trl
-from fairtrial.rl.verifiers_taskset import verifiers_taskset
-from fairtrial.rl.verl_reward import VerlReward, verl_reward
+from fairtrial.rl.trainers import VerlReward, openenv_sessions, skyrl_env, verifiers_taskset, verl_reward
+from fairtrial.rl.trl import TrlTraining, trl
 
 __all__ = [
     "Checkpoint",

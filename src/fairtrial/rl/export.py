@@ -1,25 +1,139 @@
-"""Runs as training files: trajectories, SFT, DPO, KTO and tokens, one JSON object per line."""
+"""Files for trainers: prompts, and groups of rollouts."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from fairtrial.base.codec import dumps
+from fairtrial.base.codec import dumps, to_json
 from fairtrial.base.frozen import first_is
+from fairtrial.base.sync_bridge import call_sync
+from fairtrial.data.sample import Sample
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError
+from fairtrial.models.agent import PrepareMessages, opening_messages
 from fairtrial.models.tools import Tool, as_tools
 from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
-from fairtrial.rl.chat import ChatRow, split_prompt, to_chat
-from fairtrial.rl.groups import Group, Rollout, groups, load_group
-from fairtrial.rl.tokens import TokenRow
-from fairtrial.rl.world import tool_rows
+from fairtrial.rl.fork import tool_rows
+from fairtrial.rl.groups import Group, Rollout, TokenRow, groups, load_group
+from fairtrial.rl.local_model import ChatRow, split_prompt, to_chat
+from fairtrial.rl.reward import sample_text
 from fairtrial.store.export import opened
+from fairtrial.suites.suite import EvalSuite
+from fairtrial.trials.task import FIRST_MESSAGES
+
+type PromptFormat = Literal["trl", "verl", "skyrl", "openrlhf", "miles", "areal", "messages"]
+"""The trainers whose files `write_prompts` writes; `messages` is the plain one."""
+
+
+def write_prompts(
+    suite: EvalSuite,
+    target: Path | str | IO[str],
+    format: PromptFormat = "trl",
+    *,
+    prepare_messages: PrepareMessages | None = None,
+) -> int:
+    """Write the samples of a suite as lines of JSON, in the columns that a trainer reads; returns their number.
+
+    Every row has the sample as JSON text, from which `reward` scores on any machine. It is text, because a table of
+    different objects is changed when it is read: Arrow gives all of them the same fields.
+
+    Args:
+        suite: The suite. The first messages of its task (`agent_task`, `prompt_task`) are the prompt; the input of the
+            sample, if the task is any other function.
+        target: The path of the file, or an open text file.
+        format: The trainer.
+        prepare_messages: Makes the prompt of a sample, instead of the task.
+    """
+    if format not in get_args(PromptFormat.__value__):
+        allowed = ", ".join(get_args(PromptFormat.__value__))
+        raise ConfigurationError(f"format must be one of {allowed} (got {format!r})")
+    make = prompt_maker(suite, prepare_messages)
+    count = 0
+    with opened(target, binary=False) as file:
+        for count, sample in enumerate(suite.dataset, 1):
+            chat = make(sample)
+            file.write(dumps(_ROWS[format](suite, sample, chat, count - 1)) + "\n")
+    return count
+
+
+def prompt_maker(
+    suite: EvalSuite, prepare_messages: PrepareMessages | None = None
+) -> Callable[[Sample[Any, Any]], list[ChatRow]]:
+    """Return a function from a sample to its first messages, in the chat format.
+
+    Args:
+        suite: The suite, whose task makes them; the input of the sample, if the task is any other function.
+        prepare_messages: Makes them instead of the task.
+    """
+    rules = suite.prepared().rules
+    first = getattr(rules.tasks[0].fn, FIRST_MESSAGES, None) if prepare_messages is None else None
+    params = rules.experiments[0].params
+
+    async def prompt(sample: Sample[Any, Any]) -> Sequence[Any]:
+        made = (
+            await opening_messages(prepare_messages, sample, sample.input) if first is None else first(sample, params)
+        )
+        return await made if inspect.isawaitable(made) else made
+
+    return lambda sample: [to_chat(message) for message in call_sync(partial(prompt, sample))]
+
+
+def _plain(key: str) -> Callable[..., dict[str, Any]]:
+    def row(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
+        return {key: chat, "sample_id": sample.id, "sample": dumps(sample_text(sample))}
+
+    return row
+
+
+def _verl(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
+    return {
+        "data_source": suite.name,
+        "prompt": chat,
+        "reward_model": {"style": "rule", "ground_truth": _truth(sample)},
+        "extra_info": {"index": index, "sample_id": sample.id, "sample": dumps(sample_text(sample))},
+    }
+
+
+def _skyrl(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
+    return {
+        "data_source": suite.name,
+        "prompt": chat,
+        "env_class": suite.name,
+        "reward_spec": {"method": "rule", "ground_truth": _truth(sample)},
+        "extra_info": {"index": index, "sample_id": sample.id, "sample": dumps(sample_text(sample))},
+    }
+
+
+def _openrlhf(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
+    return {"input": chat, "label": dumps(sample_text(sample))}
+
+
+def _miles(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
+    return {"prompt": chat, "label": dumps(sample_text(sample)), "metadata": {"sample_id": sample.id}}
+
+
+def _truth(sample: Sample[Any, Any]) -> str:
+    expected = sample.expected
+    return expected if isinstance(expected, str) else dumps(to_json(expected))
+
+
+_ROWS: dict[str, Callable[..., dict[str, Any]]] = {
+    "trl": _plain("prompt"),
+    "verl": _verl,
+    "skyrl": _skyrl,
+    "openrlhf": _openrlhf,
+    "miles": _miles,
+    "areal": _plain("messages"),
+    "messages": _plain("messages"),
+}
+
 
 type TrainingFormat = Literal["trajectories", "sft", "dpo", "kto", "tokens"]
 """Every rollout; conversations to imitate; pairs; verdicts; token ids with masks and log-probabilities."""
@@ -237,7 +351,7 @@ _REMEDIES = {
     "sft": "lower min_reward, or repeat samples more often so that some rollouts pass",
     "dpo": "a pair needs two repeats of a sample with different rewards: run with EvalConfig(repeats=8)",
     "tokens": "run the suite with OpenAIAdapter(tokens=True, base_url=...) of vLLM or SGLang, or record tokens with "
-    "fairtrial.data.session.tokens.record_tokens",
+    "fairtrial.data.session.session.record_tokens",
 }
 
 

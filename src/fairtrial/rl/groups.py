@@ -1,4 +1,4 @@
-"""Groups of rollouts: the repeats of a sample, with rewards and advantages."""
+"""Groups of rollouts, their tokens, and how they are sampled."""
 
 from __future__ import annotations
 
@@ -6,27 +6,100 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import comb
+from random import getrandbits
 from typing import Any, Literal
 
-from fairtrial.base.frozen import first_is
+from fairtrial.base.frozen import EMPTY, first_is
+from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.snapshot import restore_session
-from fairtrial.data.session.tokens import POLICY, TokenCall, TokensMissing, token_calls
+from fairtrial.data.session.session import POLICY, TokenCall, TokensMissing, restore_session, token_calls
 from fairtrial.data.session.trajectory import ChatMessage, Trajectory
 from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import ConfigurationError, FairtrialError
-from fairtrial.models.agent import AgentEnded
+from fairtrial.models.adapter import ProviderAdapter
+from fairtrial.models.agent import AgentEnded, EnvironmentFactory, PrepareMessages, agent_task
+from fairtrial.models.cache import without_cache
 from fairtrial.reports.figures.metrics import REWARD, Range, widen
 from fairtrial.reports.report import EvalReport, ExperimentReport
-from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind, group_advantages
-from fairtrial.rl.tokens import TokenRow, stitch
-from fairtrial.rl.values import declared_range
-from fairtrial.scoring.evaluator import Case
+from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind, declared_range, group_advantages
+from fairtrial.scoring.evaluator import Case, Evaluator, Scorer, evaluator
+from fairtrial.scoring.score import Score
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
 from fairtrial.store.protocol import RunRecord, RunStore, ScoreRow
-from fairtrial.trials.keys import TrialKey
+from fairtrial.suites.suite import EvalSuite
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import AttemptFailed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One training sample of tokens.
+
+    Attributes:
+        prompt_ids: The tokens before the first sampled one.
+        completion_ids: All tokens after them: those sampled by the policy, and those of tools and users in between.
+        mask: 1 for each token of the completion that the policy sampled, 0 for the others.
+        logprobs: The log-probability of each sampled token, 0 for the others.
+        actor: Who made the calls: "task", because only the policy is trained.
+        model: The model that sampled the tokens.
+        sampling: The sampling parameters of the calls.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    actor: str = POLICY
+    model: str = ""
+    sampling: Mapping[str, Any] = EMPTY
+
+
+def stitch(calls: Iterable[TokenCall]) -> list[TokenRow]:
+    """Join the calls of a conversation into as few rows as possible.
+
+    A call extends the row if its prompt begins with all tokens of it and it was sampled in the same way; otherwise, if
+    the engine tokenized the conversation differently or it was shortened, it starts a new row. No sampled token is
+    changed or lost.
+    """
+    open_rows: list[_OpenRow] = []
+    for call in calls:
+        if not open_rows or not open_rows[-1].continues(call):
+            open_rows.append(_OpenRow(call))
+        open_rows[-1].add(call)
+    return [row.close() for row in open_rows]
+
+
+class _OpenRow:
+    """A row that may still grow."""
+
+    def __init__(self, call: TokenCall) -> None:
+        self._origin = _origin(call)
+        self._prompt = len(call.prompt_ids)
+        self._tokens = list(call.prompt_ids)
+        self._mask: list[int] = []
+        self._logprobs: list[float] = []
+
+    def continues(self, call: TokenCall) -> bool:
+        """Return whether a call was sampled as this row was, and its prompt begins with all tokens of it."""
+        return _origin(call) == self._origin and list(call.prompt_ids[: len(self._tokens)]) == self._tokens
+
+    def add(self, call: TokenCall) -> None:
+        between = call.prompt_ids[len(self._tokens) :]
+        self._tokens += (*between, *call.completion_ids)
+        self._mask += (*(0,) * len(between), *(1,) * len(call.completion_ids))
+        self._logprobs += (*(0.0,) * len(between), *call.logprobs)
+
+    def close(self) -> TokenRow:
+        tokens = self._tokens
+        prompt, completion = tuple(tokens[: self._prompt]), tuple(tokens[self._prompt :])
+        return TokenRow(prompt, completion, tuple(self._mask), tuple(self._logprobs), *self._origin)
+
+
+def _origin(call: TokenCall) -> tuple[str, str, Mapping[str, Any]]:
+    return call.actor, call.model, call.sampling
+
 
 type RolloutStatus = Literal["terminated", "truncated", "failed"]
 """The agent finished; it was ended by a limit of turns, tokens or time; its task raised an error."""
@@ -354,3 +427,82 @@ def _expected_best(rewards: Sequence[float], k: int) -> list[float]:
     total = comb(count, k)
     best = sum(reward * (comb(count - at - 1, k - 1) / total) for at, reward in enumerate(ranked[: count - k + 1]))
     return [min(max(best, ranked[-1]), ranked[0])]
+
+
+async def rollout(
+    samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
+    task: Any,
+    evaluator: Evaluator | Scorer,
+    *,
+    group_size: int = 8,
+    policy: str = "",
+    advantage: AdvantageKind = "grpo",
+    convention: Convention = "trl",
+    seed: int | None = None,
+    config: EvalConfig | None = None,
+) -> list[Group]:
+    """Execute each sample `group_size` times, score the trials, and return the groups with their advantages.
+
+    Nothing is stored on disk. The response cache is not used for the task: after a training step, the same model name
+    stands for other weights. Seeds of trials are new in every call, because equal seeds give equal rollouts.
+
+    Args:
+        samples: The samples.
+        task: The task, as in a suite.
+        evaluator: The evaluator, as in a suite.
+        group_size: The number of rollouts of each sample.
+        policy: The name of the weights, such as "step-120"; a tag of the run.
+        advantage: The formula of the advantages; see `advantages`.
+        convention: The trainer whose numbers are reproduced.
+        seed: The seed from which seeds of trials are derived; by default a random one.
+        config: Other settings of the run; `repeats` and `seed` are set here.
+    """
+    if group_size < 1:
+        raise ConfigurationError(f"group_size must be at least 1 (got {group_size})")
+    dataset = samples if isinstance(samples, Dataset) else Dataset(samples)
+    settings = replace(
+        config or EvalConfig(), repeats=group_size, seed=getrandbits(31) if seed is None else seed, stop_when=None
+    )
+    # With a version, because the hash of a project's files takes longer than a rollout, and nothing resumes this run.
+    suite = EvalSuite("rollouts", dataset, task, evaluator, config=settings, version="rollouts")
+    with without_cache():
+        report = await suite.run(store="memory:", tags={"policy": policy} if policy else EMPTY)
+    return list(groups(report, advantage=advantage, convention=convention))
+
+
+async def generate_rollouts(
+    samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
+    task: Any = None,
+    *,
+    endpoint: ProviderAdapter | None = None,
+    environment_factory: EnvironmentFactory | None = None,
+    prepare_messages: PrepareMessages | None = None,
+    seed: int | None = None,
+    config: EvalConfig | None = None,
+) -> list[Rollout]:
+    """Execute each sample once, without scoring, and return one rollout for each, in the order of the samples.
+
+    A rollout that failed is in its place, with what it recorded, its `status` and its `error`. Environments are closed.
+
+    Args:
+        samples: The samples.
+        task: The task; or leave it out and give `endpoint`.
+        endpoint: The model of an agent that is made with `agent_task`.
+        environment_factory: The environment of that agent, from the sample.
+        prepare_messages: The first messages of that agent, from the sample.
+        seed: The seed from which seeds of trials are derived; by default a random one.
+        config: Settings of the run, such as `max_concurrent`.
+    """
+    if (task is None) == (endpoint is None):
+        raise ConfigurationError("generate_rollouts() needs either a task or an endpoint, the adapter of a model")
+    if task is not None and (environment_factory or prepare_messages):
+        raise ConfigurationError("environment_factory and prepare_messages belong to endpoint; the task has its own")
+    if endpoint is not None:
+        task = agent_task(endpoint, environment_factory=environment_factory, prepare_messages=prepare_messages)
+    found = await rollout(samples, task, _no_score, group_size=1, seed=seed, config=config)
+    return [unscored(group).rollouts[0] for group in found]
+
+
+@evaluator(form="plain", inline=True, name="unscored")
+def _no_score(output: Any, expected: Any) -> Score:
+    return Score(0.0)

@@ -1,4 +1,4 @@
-"""A model of the library transformers in this process, with the tokens that it reads and samples."""
+"""Policies: chat with a model, a model in this process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,69 @@ from anyio import to_thread
 
 from fairtrial.base.codec import to_json
 from fairtrial.data.session.events import TokenUsage
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall, from_chat
 from fairtrial.errors import ConfigurationError
+from fairtrial.models.adapter import ModelCall, ModelReply, ProviderAdapter, SampledTokens
 from fairtrial.models.base import BaseAdapter
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.token_ids import SampledTokens
-from fairtrial.rl.chat import to_chat
+from fairtrial.suites.suite import EvalSuite
 from fairtrial.trials.context import running_trial
+from fairtrial.trials.task import WITH_ADAPTER
+
+
+def with_adapter(suite: EvalSuite, adapter: ProviderAdapter) -> Any:
+    """Return the task of a suite with another model.
+
+    Raises:
+        ConfigurationError: the task is no `agent_task` and no `prompt_task`.
+    """
+    make: Callable[[ProviderAdapter], Any] | None = getattr(suite.prepared().rules.tasks[0].fn, WITH_ADAPTER, None)
+    if make is None:
+        raise ConfigurationError(
+            f"the task of suite {suite.name!r} must be an agent_task or a prompt_task, so that the model of the "
+            "trainer can take the place of its own"
+        )
+    return make(adapter)
+
+
+type ChatRow = dict[str, Any]
+"""A message as trainers read it: role, content, `tool_calls` with functions, `tool_call_id`."""
+
+
+def to_chat(message: ChatMessage) -> ChatRow:
+    """Return a message in the chat format of trainers; its reasoning, if any, as `reasoning_content`.
+
+    Raises:
+        ConfigurationError: the message has attachments, which text formats cannot hold.
+    """
+    if not isinstance(message.content, str) and any(not isinstance(part, str) for part in message.content):
+        raise ConfigurationError(f"a message for training must be text (got a {message.role} message with attachments)")
+    row: ChatRow = {"role": message.role, "content": message.text}
+    if message.reasoning:
+        row["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": to_json(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        row["tool_call_id"] = message.name
+    elif message.name:
+        row["name"] = message.name
+    return row
+
+
+def messages_of(conversation: str | Sequence[Any], *, role: str) -> list[ChatMessage]:
+    """Return a prompt or a completion as messages; a text is one message of `role`."""
+    if isinstance(conversation, str):
+        return [ChatMessage(role, conversation)]
+    return [one if isinstance(one, ChatMessage) else from_chat(one, sampled=True) for one in conversation]
+
+
+def split_prompt(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[ChatMessage]]:
+    """Return the messages before the first of the assistant, and the rest."""
+    first = next((at for at, message in enumerate(messages) if message.role == "assistant"), len(messages))
+    return list(messages[:first]), list(messages[first:])
+
 
 type ParseReply = Callable[[str], ChatMessage]
 """Makes the message of the assistant from the text that the model wrote."""

@@ -1,22 +1,259 @@
-"""A training loop over small protocols: prompts, rollouts, rewards, advantages, one step of your trainer."""
+"""A training loop of one's own: its buffer and its log."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections import Counter
-from collections.abc import Awaitable, Sequence
+import json
+import math
+import os
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
 
+from fairtrial.base.codec import canonical
+from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind
-from fairtrial.rl.buffer import DataBuffer
-from fairtrial.rl.groups import Group, Rollout
-from fairtrial.rl.metric_log import MetricLog, MetricSink
-from fairtrial.rl.sampling import rollout
+from fairtrial.rl.groups import Group, Rollout, rollout
 from fairtrial.scoring.evaluator import Evaluator, Scorer
+from fairtrial.scoring.score import Score
 from fairtrial.trials.config import EvalConfig
+
+
+class MetricSink(Protocol):
+    """Whatever takes the numbers of a training run: `MetricLog`, or an object of yours with this method."""
+
+    def log_metric(self, name: str, value: float, *, step: int) -> None:
+        """Take one number."""
+        ...
+
+
+class MetricLog:
+    """Writes every number of a training run to its targets.
+
+    Args:
+        *targets: Paths of JSONL files, to which lines `{"step": 3, "name": "reward", "value": 0.5}` are appended; open
+            text files, such as `sys.stdout`; and functions `(name, value, step)`.
+    """
+
+    def __init__(self, *targets: Path | str | IO[str] | Callable[[str, float, int], object]) -> None:
+        self._opened: list[IO[str]] = []
+        self._write: list[Callable[[str, float, int], object]] = []
+        for target in targets:
+            if isinstance(target, str | Path):
+                file = open(target, "a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+                self._opened.append(file)
+                self._write.append(_lines(file))
+            elif callable(target):
+                self._write.append(target)
+            elif hasattr(target, "write"):
+                self._write.append(_texts(target) if target in (sys.stdout, sys.stderr) else _lines(target))
+            else:
+                raise ConfigurationError(
+                    f"a target of MetricLog must be a path, an open file or a function (got {target!r:.80})"
+                )
+
+    def log_metric(self, name: str, value: float, *, step: int) -> None:
+        """Write one number."""
+        for write in self._write:
+            write(name, value, step)
+
+    def log_scores(self, scores: Iterable[Score | None], *, step: int) -> None:
+        """Write the reward and all metrics of each score; None, for an unscored rollout, is left out."""
+        for score in scores:
+            if score is None:
+                continue
+            self.log_metric("reward", score.reward, step=step)
+            for metric in score.metrics:
+                self.log_metric(f"score/{metric.name}", metric.value, step=step)
+
+    def close(self) -> None:
+        """Close the files that were opened here."""
+        for file in self._opened:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lines(file: IO[str]) -> Callable[[str, float, int], object]:
+    def write(name: str, value: float, step: int) -> None:
+        # JSON has no infinity and no NaN, and a loss may become one.
+        shown = value if math.isfinite(value) else str(value)
+        file.write(json.dumps({"step": step, "name": name, "value": shown}) + "\n")
+        file.flush()
+
+    return write
+
+
+def _texts(file: IO[str]) -> Callable[[str, float, int], object]:
+    def write(name: str, value: float, step: int) -> None:
+        file.write(f"step {step}  {name} {value:g}\n")
+
+    return write
+
+
+_FORMAT = "fairtrial.data_buffer/1"
+
+
+class DataBuffer[T]:
+    """Gives out items in batches, epoch after epoch.
+
+    The order of an epoch depends only on the seed and the number of the epoch, so the state is a few numbers.
+
+    Args:
+        items: Samples, or prompts of any kind that can be stored as JSON.
+        shuffle: Give out the items of every epoch in another order.
+        seed: The seed of the orders.
+        epochs: How often each item is given out; None for no end.
+    """
+
+    def __init__(
+        self, items: Dataset[Any, Any] | Iterable[T], *, shuffle: bool = True, seed: int = 0, epochs: int | None = None
+    ) -> None:
+        self._items: Sequence[Any] = items if isinstance(items, Dataset) else tuple(items)
+        if not len(self._items):
+            raise ConfigurationError("a DataBuffer must have at least one item (got none)")
+        if epochs is not None and epochs < 1:
+            raise ConfigurationError(f"epochs must be at least 1, or None for no end (got {epochs})")
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epochs = epochs
+        self._epoch = 0
+        self._position = 0
+        self._returned: deque[int] = deque()
+        self._order: Sequence[int] = self._order_of(0)
+        self._places: dict[int, int] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The number of complete epochs that were given out."""
+        return self._epoch + (self._position == len(self._order))
+
+    def __len__(self) -> int:
+        """The number of items in an epoch."""
+        return len(self._items)
+
+    def get_prompts(self, count: int) -> list[T]:
+        """Return the next items: those that were given back first, then those of the epoch, then of the next one.
+
+        Returns fewer, and at last none, when all epochs are over.
+        """
+        if count < 1:
+            raise ConfigurationError(f"the number of prompts must be at least 1 (got {count})")
+        taken: list[int] = []
+        while len(taken) < count:
+            if self._returned:
+                taken.append(self._returned.popleft())
+            elif self._position < len(self._order):
+                taken.append(self._order[self._position])
+                self._position += 1
+            elif self._epochs is not None and self._epoch + 1 >= self._epochs:
+                break
+            else:
+                self._start_epoch(self._epoch + 1)
+        if self._position == len(self._order) and (self._epochs is None or self._epoch + 1 < self._epochs):
+            self._start_epoch(self._epoch + 1)
+        return [self._items[place] for place in taken]
+
+    def give_back(self, items: Iterable[T]) -> None:
+        """Take back items whose rollouts were aborted: they are the next to be given out, in this order."""
+        places = [self._place(item) for item in items]
+        self._returned.extendleft(reversed(places))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return {
+            "format": _FORMAT,
+            "items": self._identity(),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "epoch": self._epoch,
+            "position": self._position,
+            "returned": list(self._returned),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the state was taken. It must be of a buffer with the same items, seed and shuffling."""
+        if state.get("format") != _FORMAT:
+            raise ConfigurationError(f"the state must be one of a DataBuffer (got format {state.get('format')!r})")
+        own = self.state_dict()
+        for name in ("items", "seed", "shuffle"):
+            if state.get(name) != own[name]:
+                raise ConfigurationError(
+                    f"the state must be of a buffer with the same {name} (got {state.get(name)!r} for {own[name]!r})\n"
+                    "make the DataBuffer with the arguments it was saved with, or start without the state"
+                )
+        self._start_epoch(int(state["epoch"]))
+        self._position = int(state["position"])
+        self._returned = deque(int(place) for place in state["returned"])
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to a file, which is replaced only when it is complete."""
+        target = Path(path)
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            aside.write_text(json.dumps(self.state_dict()), encoding="utf-8")
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def load(self, path: Path | str) -> None:
+        """Continue with the state of a file that `save` wrote."""
+        try:
+            state = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigurationError(f"{path} must be a file that DataBuffer.save wrote (got {error})") from None
+        self.load_state_dict(state if isinstance(state, dict) else {})
+
+    def _start_epoch(self, number: int) -> None:
+        self._epoch, self._position = number, 0
+        self._order = self._order_of(number)
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        order = list(range(len(self._items)))
+        if self._shuffle:
+            random.Random(f"{self._seed}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
+        return order
+
+    def _place(self, item: T) -> int:
+        if self._places is None:
+            self._places = {}
+            for place, known in enumerate(self._items):
+                self._places.setdefault(_digest(known), place)
+        found = self._places.get(_digest(item))
+        if found is None:
+            raise ConfigurationError(f"only items of the buffer can be given back (got {item!r:.80})")
+        return found
+
+    def _identity(self) -> str:
+        if isinstance(self._items, Dataset):
+            return f"{self._items.fingerprint}/{self._items.order}"
+        whole = hashlib.sha256(b"".join(_digest(item).to_bytes(16) for item in self._items))
+        return whole.hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        return f"<DataBuffer: {len(self):,} items, epoch {self._epoch}, {self._position:,} given out>"
+
+
+def _digest(item: Any) -> int:
+    content = ["sample", item.id] if isinstance(item, Sample) else ["item", item]
+    try:
+        return int.from_bytes(hashlib.blake2b(canonical(content), digest_size=16).digest())
+    except CodecError as error:
+        raise ConfigurationError(f"items of a DataBuffer must be JSON values or samples: {error}") from None
 
 
 class TrainingBackend(Protocol):

@@ -52,7 +52,7 @@ _PARAMETERS = (
     "fairtrial.models.prompt.",
     "fairtrial.models.tools.",
     "fairtrial.models.main_loop.",
-    "fairtrial.models.choice.",
+    "fairtrial.models.scripted.",
     "fairtrial.trials.",
 )
 # Modules whose objects are values that show all of themselves when they are copied.

@@ -1,4 +1,4 @@
-"""The identity of a run, and the decision whether to resume a run or start a new one."""
+"""What a run is the same as: its code, its settings, its plan."""
 
 from __future__ import annotations
 
@@ -10,18 +10,65 @@ from typing import Any, Literal, cast
 from uuid import uuid4
 
 from fairtrial.base.codec import digest, from_json, to_json
+from fairtrial.base.formatting import count
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
 from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs.baseline import SuiteCode, describe_code
-from fairtrial.runs.plan_notes import add_plan, name_earlier_runs, plan_note
 from fairtrial.runs.request import RunRequest
-from fairtrial.store.notes import write_notes
+from fairtrial.store.notes import PlanNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.config import EvalConfig, Experiment
+
+_RUNS_READ = 200  # Number of newest runs that are searched for earlier results of the same code.
+_NAMED = 3
+
+
+def plan_note(plan: AnalysisPlan) -> PlanNote:
+    """Return the note of a plan that is given now, to a run without results."""
+    return PlanNote(plan.digest, plan.content, time.time())
+
+
+def name_earlier_runs(store: RunStore, wanted: RunRecord) -> RunRecord:
+    """Return a run to be created, its plan with the runs that had executed the same code on the same samples."""
+    if not wanted.noted.plans or not wanted.code_hash:
+        return wanted
+    earlier = [
+        run.name
+        for run in store.runs(suite=wanted.suite, limit=_RUNS_READ)
+        if (run.code_hash, run.dataset_fingerprint) == (wanted.code_hash, wanted.dataset_fingerprint)
+        and any(to_json(run.params.get(name)) == to_json(found) for name, found in wanted.params.items())
+        and run.run_id != wanted.run_id
+        and _stored(store, run)
+    ]
+    plans = [replace(note, earlier=tuple(earlier[:_NAMED])) for note in wanted.noted.plans]
+    return replace(wanted, notes={**wanted.notes, **write_notes(plans=plans)})
+
+
+def add_plan(store: RunStore, found: RunRecord, wanted: RunRecord) -> tuple[RunRecord, str | None]:
+    """Record the plan that a resumed run is given, if it is another one; returns the run, and a line about it."""
+    plans, given = found.noted.plans, wanted.noted.plans
+    if not given or any(note.digest == given[-1].digest for note in plans):
+        return found, None
+    results = _stored(store, found)
+    note = replace(given[-1], results=results)
+    changes = write_notes(plans=[*plans, note])
+    store.update_run(found.run_id, notes=changes)
+    found = replace(found, notes={**found.notes, **changes})
+    if not results:
+        return found, None
+    keeps = f"keeps its plan {plans[0].digest[:8]}" if plans else "had no plan"
+    return found, (
+        f"run {found.run_id} {keeps}: plan {note.digest[:8]} was given after {count(results, 'result')}, "
+        "and its reports will say so"
+    )
+
+
+def _stored(store: RunStore, run: RunRecord) -> int:
+    return sum(byte.bit_count() for byte in store.done(run.run_id))
+
 
 _SETTINGS = ("seed", "timeout_seconds", "max_retries", "max_output_bytes", "refusals")
 """The settings that influence the outcome of a trial."""

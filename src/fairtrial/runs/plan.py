@@ -14,7 +14,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current
 from fairtrial.store.rows import refuse_secrets
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 
 _NEAR = 64

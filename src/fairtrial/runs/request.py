@@ -13,8 +13,7 @@ from fairtrial.runs.baseline import Baseline, SuiteCode
 from fairtrial.runs.events import Observers
 from fairtrial.scoring.evaluator import Scorer
 from fairtrial.store.protocol import RunStore
-from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.run_trial import TrialRules
 
 type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]

@@ -15,9 +15,9 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.fingerprint import sample_content
 from fairtrial.data.sample import Sample
 from fairtrial.errors import RunMismatchError
-from fairtrial.runs.completion import expected_results
-from fairtrial.runs.costs import check_prices
+from fairtrial.runs.adaptive import check_prices
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
+from fairtrial.runs.opening import expected_results
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.request import RunRequest
 from fairtrial.runs.retries import STORED_PAGE, judge_costs, score_stored
@@ -30,8 +30,8 @@ from fairtrial.runs.runner import (
 from fairtrial.runs.writer import ask_store
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules
 

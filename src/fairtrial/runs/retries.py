@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairtrial.data.dataset import Dataset
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import restore_session
 from fairtrial.runs.plan import PlannedTrial, StoredTrials
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome

@@ -18,19 +18,11 @@ from fairtrial.base.metrics import RunProgress, track_run
 from fairtrial.base.offload import DaemonThreads, in_thread, loop_caller
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
-from fairtrial.models.judges.rebuild import judge_notes
+from fairtrial.models.judges.checks import judge_notes
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs import run_lease
-from fairtrial.runs.adaptive import check_rule, follow
+from fairtrial.runs.adaptive import check_event_loop, check_rule, follow
 from fairtrial.runs.baseline import Baseline, describe_code
-from fairtrial.runs.completion import (
-    expected_results,
-    rescoring_notes,
-    run_completed,
-    run_completion,
-    write_column_file,
-)
-from fairtrial.runs.costs import check_event_loop
 from fairtrial.runs.events import (
     EvalRunCompleted,
     EvalRunStarted,
@@ -38,28 +30,34 @@ from fairtrial.runs.events import (
     Observers,
     ResumeWarning,
     log,
+    log_fields,
 )
 from fairtrial.runs.identity import ResumedRun
-from fairtrial.runs.logs import log_fields
-from fairtrial.runs.loop_watch import watch_event_loop
-from fairtrial.runs.opening import Opening, open_requested, wait_for_other
+from fairtrial.runs.opening import (
+    Opening,
+    expected_results,
+    open_requested,
+    rescoring_notes,
+    run_completed,
+    run_completion,
+    wait_for_other,
+    write_column_file,
+)
 from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
 from fairtrial.runs.request import Lifespan, RunRequest, roots_of
 from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_trials, unwrap_error_groups
-from fairtrial.runs.suspects import SuspectedTrials
+from fairtrial.runs.suspects import SuspectedTrials, watch_event_loop
 from fairtrial.runs.writer import Writer, ask_store, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.store.notes import NoteChanges, write_notes
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, RunStore
-from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import EvalConfig, Experiment
+from fairtrial.trials.context import TraceSource, TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
-from fairtrial.trials.traces import TraceSource
 
 _READING = "reading the run"  # What waits for a store that is unavailable.
 _MAX_ROUNDS = 3  # How often trials are executed, including the first time, if the store loses their results.

@@ -14,15 +14,13 @@ from fairtrial.base.metrics import TRIAL_SECONDS, RunProgress
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.error_groups import error_key, error_line, error_location, plain_error
 from fairtrial.reports.figures.metrics import ERRORS
-from fairtrial.runs.adaptive import Adaptive
-from fairtrial.runs.costs import GIVE_PRICES
-from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
-from fairtrial.runs.logs import trial_fields
+from fairtrial.runs.adaptive import GIVE_PRICES, Adaptive
+from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log, trial_fields
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.writer import Writer
+from fairtrial.trials.context import current_slot
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.traces import current_slot
 
 SAME_ERRORS = 20
 """The number of trials with the same error, and none without, after which a run warns."""

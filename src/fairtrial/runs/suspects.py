@@ -1,23 +1,30 @@
-"""Finds trials that may have crashed the process of a local run, at no cost for runs that never crash.
-
-A crashed process leaves no message. What is known afterwards: its lease was not released, and trials start in plan
-order. Nothing is written until a run has crashed once. From then on the run stores, once per batch of concurrent
-trials, how far in the plan trials may have started. If it crashes again, the trials without a result up to there were
-in flight, or finished and not yet stored. They are executed first, each in a child process; a trial that crashes its
-child is stored as an error. A trial that cannot be sent to a child, or fails there, is executed alone in this process,
-after its ordinal has been stored: if the process crashes once more, this trial is the cause.
-"""
+"""Trials that may have ended or blocked the process: found, and run alone."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
-from collections.abc import Iterator
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_type_hints
 
 import anyio
 from anyio import to_thread
 
 from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.codec import from_json
 from fairtrial.base.isolation import ChildDiedError, NotSendableError
+from fairtrial.base.isolation.runner import START_SECONDS
+from fairtrial.base.offload import loop_caller
+from fairtrial.data.sample import Sample
 from fairtrial.runs.events import log
 from fairtrial.runs.plan import PlannedTrial, missing_ordinals, missing_trials
 from fairtrial.runs.request import RunRequest
@@ -25,9 +32,121 @@ from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute
 from fairtrial.store.notes import CrashNote, write_notes
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.isolated_trial import run_trial_in_child
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, failed_result
 from fairtrial.trials.run_trial import TrialRules, run_trial
+from fairtrial.trials.task import ResolvedTask
+
+
+async def run_trial_in_child(
+    rules: TrialRules, key: TrialKey, ordinal: int, sample: Sample[Any, Any], experiment: int, *, attempt: int = 1
+) -> EvalResult:
+    """Execute and score one trial in a child process.
+
+    Raises:
+        ChildDiedError: the trial crashed its process.
+        NotSendableError: the task, the evaluator or their dependencies cannot be sent to a child process.
+        TimeoutError: the child did not answer within the time limit of all attempts together.
+    """
+    trial = (rules, key, ordinal, sample, experiment, attempt)
+    with anyio.fail_after(START_SECONDS + rules.longest_seconds):
+        told: Any = await rules.isolated.run(_run, *trial, kind=object, what="a suspected trial")
+    return EvalResult(**{name: from_json(kind, told[name]) for name, kind in _result_types().items()})
+
+
+def _run(
+    rules: TrialRules, key: TrialKey, ordinal: int, sample: Sample[Any, Any], experiment: int, attempt: int
+) -> dict[str, Any]:
+    """Run the trial in the child process, with its own threads and child processes."""
+    try:
+        result = asyncio.run(run_trial(rules, key, ordinal, sample, experiment, attempt=attempt))
+    finally:
+        rules.close()
+    return {name: getattr(result, name) for name in _result_types()}
+
+
+@functools.cache
+def _result_types() -> dict[str, Any]:
+    hints = get_type_hints(EvalResult) | {"output": Any}
+    return {field.name: hints[field.name] for field in fields(EvalResult) if field.name != "source"}
+
+
+_PAUSE_SECONDS = 0.1
+_BLOCKED_SECONDS = 0.25  # An event loop that does not respond for this long is blocked.
+_ENOUGH_SECONDS = 2.0  # Total blocked time for a warning, if it is at least half of the time.
+_STALLS = 3  # One or two may be due to a cold start.
+_OURS = (str(Path(__file__).parent.parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+_LOOPS = (
+    "_run_once",
+    "unrolled_run",
+)  # A turn of asyncio and of trio; below them is the program that started the loop.
+
+
+@contextmanager
+def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
+    """Warn once if async tasks block the event loop most of the time while the block runs."""
+    names = dict.fromkeys(task.name for task in tasks if task.is_async)
+    if not names:
+        yield
+        return
+    over = threading.Event()
+    call_soon, thread = loop_caller(), threading.get_ident()
+
+    def watch() -> None:
+        began, blocked, stalls = time.monotonic(), 0.0, 0
+        while not over.wait(_PAUSE_SECONDS):
+            answered, asked = threading.Event(), time.monotonic()
+            try:
+                call_soon(answered.set)
+            except RuntimeError:  # The event loop has ended.
+                return
+            if answered.wait(_BLOCKED_SECONDS):
+                continue
+            place = _place_in(thread)
+            while not answered.wait(_PAUSE_SECONDS) and not over.is_set():
+                pass
+            if place is None:
+                continue
+            now = time.monotonic()
+            blocked += now - asked
+            stalls += 1
+            if stalls >= _STALLS and blocked >= _ENOUGH_SECONDS and blocked >= (now - began) / 2:
+                log.warning(
+                    "the event loop was blocked for %.1f of %.1f s (%s), so trials run one after another. Task %s is "
+                    "async and calls code that blocks: use an async client and await it, or make the task a plain "
+                    "`def`, which runs in a thread",
+                    blocked,
+                    now - began,
+                    place,
+                    ", ".join(names),
+                )
+                return
+
+    threading.Thread(target=watch, name="fairtrial loop watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _place_in(thread: int) -> str | None:
+    """Return the innermost location of a thread in user code; None during an import, or where there is none.
+
+    Many concurrent trials keep the event loop busy with our own work, for which no task is to blame.
+    """
+    frame = sys._current_frames().get(thread)
+    found: FrameType | None = None
+    while frame is not None and frame.f_code.co_name not in _LOOPS:
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib"):
+            return None  # Importing a library is slow, but happens once.
+        if found is None and not file.startswith((*_OURS, "<")):
+            found = frame
+        frame = frame.f_back
+    return (
+        None if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
+    )
+
 
 _CRASHES = 2
 """How often a run may crash before its trials are suspected."""

@@ -17,8 +17,7 @@ from fairtrial.base import metrics
 from fairtrial.base.backoff import retry_while_unavailable, retry_while_unavailable_sync
 from fairtrial.base.offload import in_thread, loop_caller
 from fairtrial.data.sample import Sample
-from fairtrial.runs.events import log
-from fairtrial.runs.logs import trial_fields
+from fairtrial.runs.events import log, trial_fields
 from fairtrial.store.protocol import Committed, RunStore
 from fairtrial.trials.result import EvalResult
 

@@ -10,35 +10,41 @@ from fairtrial.scoring.behaviour import (
     token_usage_under,
     tool_call_count,
     tool_called,
+    tool_calls_match,
     tool_not_called,
 )
 from fairtrial.scoring.combine import adapt, all_of, any_of, composite, negate, threshold, weighted
 from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, resolve
-from fairtrial.scoring.numeric import within_tolerance
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.scoring.structure import json_schema, json_subset
+from fairtrial.scoring.structure import json_schema, json_subset, within_tolerance
 from fairtrial.scoring.text import contains, exact_match, fuzzy_match, matches, one_of
-from fairtrial.scoring.tool_calls import tool_calls_match
 
 if TYPE_CHECKING:
-    from fairtrial.scoring.choice import ChoiceQuestion, ChoicesShown, extract_choice, multiple_choice
-    from fairtrial.scoring.json_difference import json_diff
-    from fairtrial.scoring.mathematics import math_equal
-    from fairtrial.scoring.overlap import bleu, chrf, rouge
-    from fairtrial.scoring.squad_answers import squad
+    from fairtrial.scoring.answers import (
+        ChoiceQuestion,
+        ChoicesShown,
+        bleu,
+        chrf,
+        extract_choice,
+        math_equal,
+        multiple_choice,
+        rouge,
+        squad,
+    )
+    from fairtrial.scoring.structure import json_diff
 
 # The scorers of benchmarks, which most suites do without.
 _WHERE = {
-    "ChoiceQuestion": "choice",
-    "ChoicesShown": "choice",
-    "bleu": "overlap",
-    "chrf": "overlap",
-    "extract_choice": "choice",
-    "json_diff": "json_difference",
-    "math_equal": "mathematics",
-    "multiple_choice": "choice",
-    "rouge": "overlap",
-    "squad": "squad_answers",
+    "ChoiceQuestion": "answers",
+    "ChoicesShown": "answers",
+    "bleu": "answers",
+    "chrf": "answers",
+    "extract_choice": "answers",
+    "json_diff": "structure",
+    "math_equal": "answers",
+    "multiple_choice": "answers",
+    "rouge": "answers",
+    "squad": "answers",
 }
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.

@@ -5,9 +5,10 @@ scipy, so import it only where statistics are computed. A quantity that the data
 reason, or None in a record with a `reason`, but never 0 or NaN. Numbers that are not finite are refused.
 """
 
-from fairtrial.stats._arrays import Repeats
+from fairtrial.stats._arrays import Interval, Repeats, Undefined
 from fairtrial.stats.agreement import (
     Confusion,
+    CorrectedMean,
     RawAgreement,
     cohen_kappa,
     cohen_kappa_table,
@@ -17,12 +18,12 @@ from fairtrial.stats.agreement import (
     kappa_interval,
     krippendorff_alpha,
     krippendorff_alpha_interval,
+    prediction_powered_mean,
     raw_agreement,
+    rogan_gladen,
 )
 from fairtrial.stats.association import RankCorrelation, groups_differ, rank_correlation
-from fairtrial.stats.corrected import CorrectedMean, prediction_powered_mean, rogan_gladen
-from fairtrial.stats.differences import paired_rates_interval
-from fairtrial.stats.heterogeneity import FEW_GROUP_CLUSTERS, Heterogeneity, heterogeneity
+from fairtrial.stats.differences import FEW_GROUP_CLUSTERS, Heterogeneity, heterogeneity, paired_rates_interval
 from fairtrial.stats.history import HistoryMean, history_mean
 from fairtrial.stats.intervals import (
     FEW_CLUSTERS,
@@ -50,15 +51,6 @@ from fairtrial.stats.labelled import (
     labels_to_detect,
     weighted_groups_differ,
 )
-from fairtrial.stats.mcnemar import (
-    binary_mde,
-    bonett_price,
-    bonett_price_p,
-    mcnemar_exact,
-    mcnemar_midp,
-    pairs_mde,
-)
-from fairtrial.stats.multiple import benjamini_hochberg, holm
 from fairtrial.stats.paired import (
     MarginTest,
     PairedDifference,
@@ -80,7 +72,14 @@ from fairtrial.stats.power import (
 )
 from fairtrial.stats.preferences import BradleyTerry, Preference, Strength, bradley_terry
 from fairtrial.stats.quantile_differences import geometric_ratio, quantile_difference
-from fairtrial.stats.ranking import Ranking, SimultaneousDifferences, SystemScores, rank_systems
+from fairtrial.stats.ranking import (
+    Ranking,
+    SimultaneousDifferences,
+    SystemScores,
+    WeightedMean,
+    rank_systems,
+    weighted_mean,
+)
 from fairtrial.stats.repeats import (
     VarianceSplit,
     mean_pass_at_k,
@@ -90,18 +89,29 @@ from fairtrial.stats.repeats import (
     sample_means,
     variance_split,
 )
-from fairtrial.stats.resampling import SignFlip, bca_interval, signflip, signflip_interval
-from fairtrial.stats.results import Interval, Undefined
+from fairtrial.stats.resampling import (
+    SignFlip,
+    bca_interval,
+    binary_mde,
+    bonett_price,
+    bonett_price_p,
+    mcnemar_exact,
+    mcnemar_midp,
+    pairs_mde,
+    signflip,
+    signflip_interval,
+)
 from fairtrial.stats.sequential import (
     BETTING_TEST,
     BettingMartingale,
     PairsDecision,
     RateDecision,
+    benjamini_hochberg,
+    holm,
     pairs_decision,
     rate_decision,
     stopped_by_width,
 )
-from fairtrial.stats.weighted import WeightedMean, weighted_mean
 
 __all__ = [
     "FEW_GROUP_CLUSTERS",

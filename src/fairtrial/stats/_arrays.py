@@ -1,4 +1,6 @@
-"""Validate arguments and convert them to arrays of finite floats."""
+"""Arrays that statistics take, and what they return when there is nothing to say."""
+
+from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -10,6 +12,36 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, ndtr, ndtri, stdtr, stdtrit
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A range for an unknown quantity, with its nominal level and the name of the method."""
+
+    low: float
+    high: float
+    level: float
+    method: str
+
+    @property
+    def width(self) -> float:
+        """`high - low`."""
+        return self.high - self.low
+
+    def contains(self, value: float) -> bool:
+        """Whether `value` lies in the interval; both ends belong to it."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Undefined:
+    """The data do not determine the quantity that was asked for.
+
+    It is returned instead of a number; arithmetic with it fails.
+    """
+
+    reason: str
+
 
 type FloatArray = NDArray[np.float64]
 type IntArray = NDArray[np.intp]
@@ -63,7 +95,7 @@ class Repeats:
         """Whether every single score is 0 or 1."""
         return bool(np.all((self.flat == 0) | (self.flat == 1)))
 
-    def only(self, keep: NDArray[np.bool_]) -> "Repeats":
+    def only(self, keep: NDArray[np.bool_]) -> Repeats:
         """The samples marked in `keep`."""
         return Repeats(self.flat[np.repeat(keep, self.counts)], self.counts[keep])
 
@@ -111,7 +143,7 @@ class Clusters:
         """The number of samples in each cluster."""
         return np.bincount(self.codes, minlength=self.count).astype(np.float64)
 
-    def only(self, keep: NDArray[np.bool_]) -> "Clusters":
+    def only(self, keep: NDArray[np.bool_]) -> Clusters:
         """The same clustering of the samples marked in `keep`, renumbered."""
         return as_clusters(self.codes[keep], int(np.count_nonzero(keep)))
 

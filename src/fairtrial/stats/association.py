@@ -5,8 +5,7 @@ from math import atanh, sqrt, tanh
 
 import numpy as np
 
-from fairtrial.stats._arrays import Values, as_values, check_level, normal_quantile, two_sided
-from fairtrial.stats.results import Interval, Undefined
+from fairtrial.stats._arrays import Interval, Undefined, Values, as_values, check_level, normal_quantile, two_sided
 
 
 @dataclass(frozen=True, slots=True)

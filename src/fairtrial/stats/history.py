@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
+    Interval,
     Labels,
     Samples,
     Values,
@@ -33,7 +34,6 @@ from fairtrial.stats.intervals import (
     totals_error,
     wilson_effective,
 )
-from fairtrial.stats.results import Interval
 
 FEWEST_KNOWN = 20
 """Below this many samples (or clusters) with a history the slope is too poorly known to gain anything."""

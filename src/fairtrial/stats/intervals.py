@@ -13,9 +13,11 @@ from fairtrial.base.rates import FEW_OUTCOMES, wilson_bounds
 from fairtrial.stats._arrays import (
     Clusters,
     FloatArray,
+    Interval,
     Labels,
     Repeats,
     Samples,
+    Undefined,
     Values,
     as_clusters,
     as_samples,
@@ -28,7 +30,6 @@ from fairtrial.stats._arrays import (
     t_quantile,
     two_sided,
 )
-from fairtrial.stats.results import Interval, Undefined
 
 FEW_CLUSTERS = 3.5
 """Below this effective number of clusters there is an interval but no verdict: the error itself is poorly known."""

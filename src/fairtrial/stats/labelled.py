@@ -18,7 +18,9 @@ from fairtrial.base.rates import wilson_bounds
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
+    Interval,
     Labels,
+    Undefined,
     as_clusters,
     check_bounds,
     check_level,
@@ -26,10 +28,9 @@ from fairtrial.stats._arrays import (
     normal_quantile,
     two_sided,
 )
-from fairtrial.stats.corrected import CorrectedMean
+from fairtrial.stats.agreement import CorrectedMean
 from fairtrial.stats.intervals import FEW_IMPERFECT, few_clusters_note
 from fairtrial.stats.paired import PairedDifference
-from fairtrial.stats.results import Interval, Undefined
 
 LABELS_TEST = "interval of corrected rates"
 """The name of the test where a difference rests on labels."""

@@ -7,8 +7,10 @@ import numpy as np
 
 from fairtrial.stats._arrays import (
     FloatArray,
+    Interval,
     Labels,
     Samples,
+    Undefined,
     Values,
     as_clusters,
     as_samples,
@@ -20,7 +22,6 @@ from fairtrial.stats._arrays import (
 )
 from fairtrial.stats.differences import Plan, binary_answer, resampled_answer
 from fairtrial.stats.intervals import clustered_error, few_clusters_note, heavy_difference_note, sem
-from fairtrial.stats.results import Interval, Undefined
 
 
 @dataclass(frozen=True, slots=True)

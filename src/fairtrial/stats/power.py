@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import chdtri, gammaln, nctdtr, nctdtrit
 
 from fairtrial.stats._arrays import (
+    Undefined,
     binomial_ranks,
     binomial_tail,
     check_counts,
@@ -18,7 +19,6 @@ from fairtrial.stats._arrays import (
     t_quantile,
     two_sided,
 )
-from fairtrial.stats.results import Undefined
 
 _FEW_FLIPPED = range(6, 11)  # Units whose signs can be flipped at the usual level, and so few that it costs power.
 _FAR = 3_000.0  # Standard errors; the approximation beyond is exact to 1e-5 and better.

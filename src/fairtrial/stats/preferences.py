@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairtrial.stats._arrays import FloatArray, IntArray, as_clusters, check_level, t_quantile, two_sided
+from fairtrial.stats._arrays import FloatArray, IntArray, Undefined, as_clusters, check_level, t_quantile, two_sided
 from fairtrial.stats.ranking import Estimates, SimultaneousDifferences, SystemPairs, normal_maxima, ranking_of
 from fairtrial.stats.resampling import DRAWS
-from fairtrial.stats.results import Undefined
 
 TIE = "tie"
 """The winner of a comparison that ended in a tie."""

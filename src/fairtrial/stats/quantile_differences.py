@@ -8,6 +8,7 @@ import numpy as np
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
+    Interval,
     Labels,
     Repeats,
     Samples,
@@ -22,7 +23,6 @@ from fairtrial.stats._arrays import (
 from fairtrial.stats.intervals import few_clusters_note, quantile_interval
 from fairtrial.stats.paired import PairedDifference, paired_difference
 from fairtrial.stats.power import detectable_shift
-from fairtrial.stats.results import Interval
 
 BOOTSTRAP_BEYOND = 10
 """From so many values (or clusters) beyond a quantile on, on each side of it, its difference is bootstrapped."""

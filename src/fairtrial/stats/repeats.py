@@ -5,9 +5,8 @@ from math import comb
 
 import numpy as np
 
-from fairtrial.stats._arrays import FloatArray, Labels, Samples, as_samples
+from fairtrial.stats._arrays import FloatArray, Labels, Samples, Undefined, as_samples
 from fairtrial.stats.intervals import MeanEstimate, mean_interval, plain_se
-from fairtrial.stats.results import Undefined
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,109 @@
-"""Bulk inserts, with the fastest method of each database."""
+"""What only PostgreSQL has: options of addresses, answers that get lost, many rows at once."""
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from sqlalchemy import BigInteger, Connection, Double, Integer, LargeBinary, SmallInteger, Table, Text
+
+ISOLATION = r"-c default_transaction_isolation=read\ committed"
+"""What our statements are made for, whatever the database has as its default: others fail where these wait or skip."""
+POSTGRES_SETTINGS: dict[str, Any] = {
+    "application_name": "fairtrial",
+    "connect_timeout": 10,
+    # A server that does not respond for 30 s is given up, for reads and for unacknowledged writes.
+    # The limits of the kernel are two hours and about 15 minutes.
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+log = logging.getLogger("fairtrial.store")
+_warned: set[str] = set()
+
+
+def warn_about_plain_text(host: str, sslmode: object, owner: str) -> None:
+    """Warn, once per host, if the connection may be unencrypted or the server is not authenticated.
+
+    Args:
+        host: The host name, or the folder of a socket.
+        sslmode: The value in the URL; None if there is none.
+        owner: What the address belongs to, for the message.
+    """
+    local = host in ("", "localhost", "::1") or host.startswith(("/", "127."))
+    if local or sslmode is not None or "PGSSLMODE" in os.environ or host in _warned:
+        return
+    _warned.add(host)
+    log.warning(
+        "the connection to PostgreSQL on %s may be unencrypted, and the server's identity is not checked: add "
+        "?sslmode=verify-full to the %s's address (sslmode=disable accepts that, as inside a private network)",
+        host,
+        owner,
+    )
+
+
+ANSWER_MARGIN_SECONDS = 10.0
+"""How much longer than the server may take for a statement its answer is waited for."""
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection that is closed when the server is silent for `answer_seconds` while an answer is expected."""
+
+    answer_seconds = math.inf
+
+    @contextmanager
+    def answering_within(self, seconds: float) -> Iterator[None]:
+        """Use another limit for a while."""
+        before, self.answer_seconds = self.answer_seconds, seconds
+        try:
+            yield
+        finally:
+            self.answer_seconds = before
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """See `psycopg.Connection`; everything that waits for the server does so here."""
+        return super().wait(_bounded(gen, self), *args, **options)
+
+
+class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
+    """`BoundedConnection` for asyncio."""
+
+    answer_seconds = math.inf
+
+    async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """See `psycopg.AsyncConnection`."""
+        return await super().wait(_bounded(gen, self), *args, **options)
+
+
+def _bounded(
+    generator: Generator[Any, Any, Any], connection: BoundedConnection | BoundedAsyncConnection
+) -> Generator[Any, Any, Any]:
+    """Yield what a generator of psycopg waits for. It is resumed every 0.1 s, also if nothing has arrived."""
+    seconds = connection.answer_seconds
+    end = time.monotonic() + seconds
+    try:
+        state = next(generator)
+        while True:
+            ready = yield state
+            if ready:
+                end = time.monotonic() + seconds
+            elif time.monotonic() > end:
+                connection.pgconn.finish()
+                raise psycopg.OperationalError(f"the server has not answered for {seconds:g} s")
+            state = generator.send(ready)
+    except StopIteration as stop:
+        return stop.value
+
 
 _POSTGRES: dict[type, tuple[str, int, str]] = {  # Name, object id, and how `struct` writes a value after its length.
     SmallInteger: ("int2", 21, "!ih"),

@@ -30,7 +30,7 @@ from fairtrial.store.rows import (
     stored_id,
 )
 from fairtrial.store.schema import details, results, runs, samples
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 
 _KNOWN = 5_000  # Samples remembered as stored; trials of one sample come close together.

@@ -38,9 +38,8 @@ from fairtrial.errors import (
     StoreVersionError,
 )
 from fairtrial.store import schema
-from fairtrial.store.bulk import register_arrays
-from fairtrial.store.postgres_options import ISOLATION, warn_about_plain_text
-from fairtrial.store.postgres_options import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
+from fairtrial.store.bulk import ISOLATION, register_arrays, warn_about_plain_text
+from fairtrial.store.bulk import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
 from fairtrial.store.redact import current, register_guess
 from fairtrial.store.rows import read_reward
 
@@ -163,7 +162,7 @@ def postgres_engine(url: str) -> Engine:
 
 def _limit_waits(engine: Engine, given: str) -> None:
     """Limit how long an answer is waited for, and how long an absent process keeps the locks of a transaction."""
-    from fairtrial.store.bounded_connection import ANSWER_MARGIN_SECONDS, BoundedConnection
+    from fairtrial.store.bulk import ANSWER_MARGIN_SECONDS, BoundedConnection
 
     limited = "statement_timeout" not in given
 

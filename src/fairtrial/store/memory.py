@@ -15,11 +15,11 @@ from fairtrial.base.codec import canonical, decode, dumps
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
+from fairtrial.data.fingerprint import sample_hashes
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
-from fairtrial.store.previews import TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import (
     NO_SAMPLES,
     Committed,
@@ -31,6 +31,9 @@ from fairtrial.store.protocol import (
     RunStore,
     ScoreRow,
     Totals,
+    TrialPreview,
+    preview_metadata,
+    preview_text,
 )
 from fairtrial.store.records import (
     check_epoch,
@@ -68,9 +71,8 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
-from fairtrial.store.sample_hashes import sample_hashes
 from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, analysed_samples, unequal
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
 _COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}

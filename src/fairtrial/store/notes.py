@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
 from fairtrial.errors import ConfigurationError, StoreError
-from fairtrial.trials.stopping import StopWhen
+from fairtrial.trials.config import StopWhen
 
 
 @dataclass(frozen=True, slots=True)

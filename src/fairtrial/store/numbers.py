@@ -25,9 +25,9 @@ from sqlalchemy import (
     select,
 )
 
+from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import SCORED
-from fairtrial.store.sample_hashes import UNKNOWN
 from fairtrial.store.schema import results, samples
 
 DETAILS = ("ordinal", "value", "cost_usd", "reward", "metrics", "verdicts")

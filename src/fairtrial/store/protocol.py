@@ -1,27 +1,90 @@
-"""The protocol of run stores, which are the authoritative record of runs.
-
-Stores are synchronous and safe to use from several threads and processes: the scheduler commits from one writer thread,
-reports read lazily.
-"""
+"""What a store is: runs, results, totals, previews."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
+from fairtrial.base.codec.escape import restore_text
 from fairtrial.base.frozen import EMPTY, FrozenDict, first_is
 from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.notes import RunNotes
-from fairtrial.store.previews import TrialPreview
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
+
+MAX_METADATA = 4_000
+"""Metadata with more characters is left out of a preview."""
+_LONGEST_ESCAPE = 12  # Two \uXXXX, a pair of surrogates.
+
+
+class TrialPreview(NamedTuple):
+    """One stored trial, with texts that are cut.
+
+    `input`, `expected` and `output` are text, or JSON where the value is something else. `note` is the error of a
+    failed trial and the reason of a scored one. `metadata` is None where it is too long to be shown.
+    """
+
+    ordinal: int
+    sample_id: str
+    outcome: Outcome
+    passed: bool | None
+    value: float | None
+    latency_ms: int
+    tokens: int
+    cost_usd: float | None
+    attempt: int
+    input: str
+    expected: str
+    output: str
+    note: str
+    metadata: dict[str, Any] | None
+
+
+def preview_text(stored: str | None, size: int) -> str:
+    """Return the beginning of a stored JSON value: the text of a string, the JSON of anything else."""
+    if stored is None:
+        return ""
+    if not stored.startswith('"'):
+        return stored[:size]
+    text = _string(stored)
+    restored = restore_text(text)
+    return (restored if isinstance(restored, str) else text)[:size]
+
+
+def _string(stored: str) -> str:
+    """Decode a JSON string whose end may be cut off, even within an escape."""
+    for end in range(len(stored), max(len(stored) - _LONGEST_ESCAPE, 0), -1):
+        for closing in ("", '"'):
+            try:
+                decoded = json.loads(stored[:end] + closing)
+            except ValueError:
+                continue
+            if isinstance(decoded, str):
+                half = closing and "\ud800" <= decoded[-1:] <= "\udbff"  # The cut went through a pair of surrogates.
+                return decoded[:-1] if half else decoded
+    return stored[1:]
+
+
+def preview_metadata(stored: str | None) -> dict[str, Any] | None:
+    """Return the metadata of a sample; None if it was left out or is no object."""
+    if stored is None:
+        return {}
+    if len(stored) > MAX_METADATA:
+        return None
+    try:
+        found = json.loads(stored)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
 
 type RunStatus = Literal["running", "finished", "interrupted", "incomplete", "unscored", "stopped"]
 """A run is `finished` when the store has a result for every trial of its plan. `interrupted`, `incomplete` and

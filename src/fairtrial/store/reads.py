@@ -22,17 +22,29 @@ from sqlalchemy import (
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
+from fairtrial.data.fingerprint import sample_hashes
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import StoreError, UnknownRunError
-from fairtrial.store import aggregates, numbers
-from fairtrial.store.aggregates import dataset_of
+from fairtrial.store import numbers
+from fairtrial.store import totals as aggregates
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
 from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts, StoredProgress
-from fairtrial.store.previews import MAX_METADATA, TrialPreview, preview_metadata, preview_text
-from fairtrial.store.protocol import Label, MetricTotals, RunRecord, RunStatus, RunStore, ScoreRow, Totals
+from fairtrial.store.protocol import (
+    MAX_METADATA,
+    Label,
+    MetricTotals,
+    RunRecord,
+    RunStatus,
+    RunStore,
+    ScoreRow,
+    Totals,
+    TrialPreview,
+    preview_metadata,
+    preview_text,
+)
 from fairtrial.store.records import experiment_index, read_label, read_run
 from fairtrial.store.rows import (
     NOT_RUN,
@@ -51,9 +63,8 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
-from fairtrial.store.sample_hashes import sample_hashes
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
-from fairtrial.store.totals import MetricSums
+from fairtrial.store.totals import MetricSums, dataset_of
 from fairtrial.trials.result import EvalResult, Outcome
 
 _PAGE = 256  # Results with their outputs, which may be large.

@@ -12,7 +12,7 @@ from fairtrial.errors import RunBusyError, StoreError
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 _TEXT = ("run_id", "suite", "dataset_name", "dataset_version", "dataset_fingerprint", "evaluator", "code_hash")
 _PLAIN = ("number", "status", "dataset_size", "repeats", "created_at", "finished_at", "revision")

@@ -14,6 +14,7 @@ from fairtrial.base.codec.encode import compact
 from fairtrial.base.codec.escape import MARK, escape_text, restore_text
 from fairtrial.base.frozen import EMPTY, FrozenDict
 from fairtrial.base.types import JSON
+from fairtrial.data.fingerprint import input_hash
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.views import SessionView
@@ -21,8 +22,7 @@ from fairtrial.errors import CodecError, StoreError
 from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, ScoreRow, split_facts
 from fairtrial.store.redact import Redactor, refuse_secret
-from fairtrial.store.sample_hashes import input_hash
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
 
 OUTCOMES: dict[Outcome, int] = {

@@ -33,8 +33,7 @@ from fairtrial.scoring.evaluator import Evaluator, Scorer, name_of, resolve
 from fairtrial.store import open_store
 from fairtrial.store.memory import MemoryStore
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
-from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.result import EvalResult, OutputT
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from fairtrial.models.prompt import PromptTemplate
     from fairtrial.store.protocol import RunRecord, RunStore
     from fairtrial.suites.signatures import AsyncTask, SuiteEvaluator, SyncTask
-    from fairtrial.trials.traces import TraceSource
+    from fairtrial.trials.context import TraceSource
 
 InputT = TypeVar("InputT", default=Any)
 ExpectedT = TypeVar("ExpectedT", default=Any)

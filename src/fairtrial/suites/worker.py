@@ -25,8 +25,8 @@ from fairtrial.fleet.ops.watchdog import InterpreterWatchdog
 from fairtrial.fleet.queues import Broker, connect_broker
 from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.eval_loop import EvalLoop
-from fairtrial.fleet.worker.isolated import ExecuteInChild, emit_answers
-from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.fleet.worker.execution import ExecuteInChild, emit_answers
+from fairtrial.mailbox.body import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.runs.identity import identify

@@ -18,7 +18,7 @@ from fairtrial.reports.render.safe_text import plain
 from fairtrial.scoring.score import Score
 from fairtrial.suites import EvalSuite
 from fairtrial.testing.assertions import Inconclusive, current_session, gate_line, gate_rules
-from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.config import Experiment
 from fairtrial.trials.result import EvalResult
 
 

@@ -33,9 +33,8 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.bulk import send_all
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
-from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
+from fairtrial.mailbox.protocol import CompositeResolver, Mailbox, MailboxDepth, MailboxResolver, Message
+from fairtrial.mailbox.server import send_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,9 @@
 """One trial: its key, its context, its environment, its result."""
 
-from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.context import TrialContext, current_trial
+from fairtrial.trials.config import EvalConfig, Experiment, StopWhen
+from fairtrial.trials.context import TrialContext, TrialKey, current_trial
 from fairtrial.trials.environment import Environment, EnvironmentRegistry, EnvironmentSaved, check_state
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.trials.stopping import StopWhen
 from fairtrial.trials.task import Task, task
 
 __all__ = [

@@ -1,24 +1,144 @@
-"""The context of a trial, for its task."""
+"""What a trial knows while it runs: its key, its context, its traces."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import Session
 from fairtrial.data.session.views import Envelope
 from fairtrial.errors import FairtrialError
-from fairtrial.trials.application_calls import ApplicationCalls
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
 from fairtrial.trials.sample_types import TypeName, value_type_name
-from fairtrial.trials.trace_ids import traceparent_of
+from fairtrial.trials.task import ApplicationCalls
+
+
+class TrialKey(NamedTuple):
+    """The identity of a trial: run, experiment, sample and repeat."""
+
+    run_id: str
+    experiment: str
+    sample_id: str
+    repeat: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.run_id}/{self.experiment}/{self.sample_id}#{self.repeat}"
+
+
+def trace_id_of(key: TrialKey, attempt: int) -> bytes:
+    """Return the 16 bytes of the trace id of one attempt at a trial."""
+    return _digest(f"{key.run_id}\0{key.experiment}\0{key.sample_id}\0{key.repeat}\0{attempt}", 16)
+
+
+def trial_span_id(trace_id: bytes) -> bytes:
+    """Return the 8 bytes of the id of the trial's own span, the root of its trace."""
+    return hashlib.blake2b(trace_id, digest_size=8, person=b"trial").digest()
+
+
+def event_span_id(trace_id: bytes, sequence: int) -> bytes:
+    """Return the id of the span of a recorded event, by its number in the session."""
+    return hashlib.blake2b(trace_id + sequence.to_bytes(8, "big"), digest_size=8, person=b"event").digest()
+
+
+def traceparent_of(key: TrialKey, attempt: int) -> str:
+    """Return the W3C `traceparent` that makes spans children of the trial's own span."""
+    trace_id = trace_id_of(key, attempt)
+    return f"00-{trace_id.hex()}-{trial_span_id(trace_id).hex()}-01"
+
+
+def is_sampled(key: TrialKey, share: float) -> bool:
+    """Decide by a hash of the key whether a trial belongs to a sample of this share of all trials."""
+    if share >= 1.0:
+        return True
+    # Not the trace id: the decision must be the same for every attempt, and this costs a third.
+    content = f"{key.run_id}\0{key.experiment}\0{key.sample_id}\0{key.repeat}"
+    return crc32(content.encode("utf-8", "surrogatepass")) < share * 2**32
+
+
+def _digest(content: str, size: int) -> bytes:
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=size).digest()
+
+
+class CollectedTrace(NamedTuple):
+    """The events of a trace, and why it is incomplete; None if it is complete."""
+
+    envelopes: tuple[Envelope, ...]
+    spans: int
+    problem: str | None
+
+
+class ExpectedTrace(Protocol):
+    """The trace of one attempt at a trial, from before its task is called until it has been collected."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long `wait` may take."""
+        ...
+
+    async def wait(self) -> CollectedTrace:
+        """Wait until the trace is complete, or for the longest time, and return it."""
+        ...
+
+    def collected(self) -> CollectedTrace:
+        """Return what has arrived, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Forget the trace; what arrives later is counted as late."""
+        ...
+
+
+class TraceSource(Protocol):
+    """Collects the spans of applications by trial."""
+
+    @property
+    def endpoint(self) -> str:
+        """The address that applications send to; "" if they run in this process."""
+        ...
+
+    def running(self) -> AbstractContextManager[None]:
+        """Collect during the block."""
+        ...
+
+    def expect(self, key: TrialKey, attempt: int) -> ExpectedTrace:
+        """Accept the spans of an attempt from now on."""
+        ...
+
+
+class ConcurrencySlot(Protocol):
+    """The place of a trial among those that run at once, which it gives up while it only waits for spans."""
+
+    def release(self) -> bool:
+        """Let another trial run; False if too many trials wait already, and the place was kept."""
+        ...
+
+    async def acquire(self) -> None:
+        """Take a place again."""
+        ...
+
+
+current_slot: ContextVar[ConcurrencySlot | None] = ContextVar("fairtrial_slot", default=None)
+
+
+@asynccontextmanager
+async def slot_released() -> AsyncIterator[None]:
+    """Give up the trial's place among the running ones during the block, if its scheduler can use it."""
+    slot = current_slot.get()
+    if slot is None or not slot.release():
+        yield
+        return
+    try:
+        yield
+    finally:
+        await slot.acquire()
+
 
 _current: ContextVar[TrialContext | None] = ContextVar("fairtrial_trial", default=None)
 _making_calls = threading.Lock()

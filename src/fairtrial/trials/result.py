@@ -20,7 +20,7 @@ from fairtrial.data.session.trajectory import Trajectory
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import FairtrialError
 from fairtrial.scoring.score import Score, mean_value, merge, outer_names
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
 """How a trial ended. Only "scored" has a score."""

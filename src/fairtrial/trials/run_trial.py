@@ -30,16 +30,13 @@ from fairtrial.base.isolation import Function, IsolatedError, IsolatedRunner, ch
 from fairtrial.base.isolation.runner import START_SECONDS
 from fairtrial.base.offload import DaemonThreads, TimeLimit, on_trio, supervise
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.dispatcher import ControlDispatcher
 from fairtrial.data.session.events import TraceIncomplete
-from fairtrial.data.session.session import NO_CALLS, Session
+from fairtrial.data.session.session import NO_CALLS, ControlDispatcher, Session
 from fairtrial.data.session.views import Envelope, RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, ModelRefusedError, is_programming_error
 from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
-from fairtrial.trials.application_calls import without_recorded
-from fairtrial.trials.context import TrialContext, _current, call_task_in_child
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TraceSource, TrialContext, TrialKey, _current, call_task_in_child, slot_released
 from fairtrial.trials.result import EvalResult, Outcome, Stage, new_execution
 from fairtrial.trials.sample_types import (
     OUTPUT_TYPE,
@@ -49,8 +46,7 @@ from fairtrial.trials.sample_types import (
     restores,
     value_type_name,
 )
-from fairtrial.trials.task import ResolvedTask
-from fairtrial.trials.traces import TraceSource, slot_released
+from fairtrial.trials.task import ResolvedTask, without_recorded
 
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))

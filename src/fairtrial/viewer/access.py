@@ -1,18 +1,110 @@
-"""Who may see the pages: an address that cannot be guessed, a token to sign in with, and sessions."""
+"""Who may see a page: tokens, sessions, hosts, and the guard before every route."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import hmac
+import json
+import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fairtrial.base.foreign import BODY_SECONDS
 from fairtrial.errors import ConfigurationError
-from fairtrial.viewer.sessions import SESSION_SECONDS, Sessions, read_private, write_private
+
+SESSION_SECONDS = 30 * 86_400
+_MAX_SESSIONS = 256
+_FILE = "view-sessions.json"
+
+
+class Sessions:
+    """The sessions that were opened with one token; with another token, none of them is valid.
+
+    Only a digest of each session is kept, so that the file alone opens nothing. Servers of one store and one token
+    share their sessions. Without a folder that can be written, sessions end with the server.
+    """
+
+    def __init__(self, token: str, folder: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self._path = None if folder is None else folder / _FILE
+        self._token = _digest(token)
+        self._clock = clock
+        self._opened: dict[str, float] = {}
+        self._seen = 0
+        if self._path is not None and self._path.exists() and self._read() is None:
+            self._change({})  # Of another token: none of its sessions may come back with it.
+
+    def open(self) -> str:
+        """Open a session and return its secret."""
+        made = secrets.token_urlsafe(24)
+        self._change({_digest(made): self._clock()})
+        return made
+
+    def has(self, secret: str) -> bool:
+        """Return whether this is the secret of an open session."""
+        self._look()
+        opened = self._opened.get(_digest(secret))
+        return opened is not None and self._clock() - opened < SESSION_SECONDS
+
+    def end(self, secret: str) -> None:
+        """End a session."""
+        self._change({}, ended=_digest(secret))
+
+    def _look(self) -> None:
+        """Read the file again if another server of this store has written it."""
+        try:
+            changed = 0 if self._path is None else self._path.stat().st_mtime_ns
+        except OSError:
+            return
+        if changed != self._seen and (found := self._read()) is not None:
+            self._opened, self._seen = found, changed
+
+    def _change(self, opened: Mapping[str, float], ended: str = "") -> None:
+        self._look()
+        known = {**self._opened, **opened}
+        known.pop(ended, None)
+        valid = {one: at for one, at in known.items() if self._clock() - at < SESSION_SECONDS}
+        self._opened = dict(sorted(valid.items(), key=lambda item: item[1])[-_MAX_SESSIONS:])
+        if self._path is not None:
+            write_private(self._path, {"token": self._token, "sessions": self._opened})
+
+    def _read(self) -> dict[str, float] | None:
+        """Return the sessions in the file; None if it has none of this token."""
+        found = read_private(self._path)
+        sessions = found.get("sessions")
+        if found.get("token") != self._token or not isinstance(sessions, dict):
+            return None
+        return {name: float(at) for name, at in sessions.items() if isinstance(at, int | float)}
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_private(path: Path | None) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is none."""
+    try:
+        found = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_private(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file that only its owner can read. Where that is not possible, what it says lasts as long as we do."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _PREFIX = re.compile(r"[A-Za-z0-9]{10,40}")
@@ -205,3 +297,175 @@ def check_reviewers(names: Sequence[str], user: str) -> tuple[str, ...]:
 def _without_port(host: str) -> str:
     name, separator, port = host.rpartition(":")
     return name if separator and port.isdecimal() else host
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""The content security policy of every answer: nothing inline, nothing from elsewhere, no exception."""
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # Without any, browsers would send forms with "Origin: null".
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+MAX_ADDRESS = 8_192
+MAX_BODY = 1_048_576
+MAX_SIGN_IN = 16_384
+_SAFE = ("GET", "HEAD")
+
+
+class GuardRefusal(NamedTuple):
+    """The answer to a request that may not pass."""
+
+    status: int
+    text: str
+
+
+def refusal(
+    method: str, path: str, query: str, headers: Sequence[tuple[str, str]], access: Access
+) -> GuardRefusal | None:
+    """Return why a request is refused; None if it may pass.
+
+    Args:
+        method: The method, in upper case.
+        path: The path as it was sent.
+        query: The query string.
+        headers: All headers, names in lower case; a name may occur more than once.
+        access: The secrets of the server.
+    """
+    if len(path) + len(query) > MAX_ADDRESS:
+        return GuardRefusal(414, f"an address may have at most {MAX_ADDRESS:,} characters")
+    hosts = [value for name, value in headers if name == "host"]
+    if len(hosts) != 1 or not access.accepts_host(hosts[0]):
+        return GuardRefusal(421, "this server does not answer to this host name; add it with --trusted-host")
+    values = dict(reversed(headers))  # The first of several counts; browsers send each of these once.
+    if method in _SAFE:
+        found = _refuse_foreign_read(values)
+    elif method == "POST":
+        found = _refuse_foreign_write(values, hosts[0], access)
+    else:
+        found = GuardRefusal(405, f"{method} is not allowed")
+    if found is not None:
+        return found
+    root = f"/{access.prefix}/"
+    if not path.startswith(root):
+        return GuardRefusal(404, "not found: open the address that `fairtrial view` printed")
+    if path == f"{root}login":
+        too_long = method == "POST" and int(values["content-length"]) > MAX_SIGN_IN
+        return GuardRefusal(413, f"a token has at most {MAX_SIGN_IN:,} bytes") if too_long else None
+    if path.startswith(f"{root}static/") and method in _SAFE:
+        return None  # The files of the package, for the page where people sign in.
+    if not any(access.has_session(value) for value in _cookies(headers, access.cookie)):
+        return GuardRefusal(401, "no session: sign in at the address that `fairtrial view` printed")
+    return None
+
+
+def _refuse_foreign_read(headers: Mapping[str, str]) -> GuardRefusal | None:
+    """Other sites may link to a page, but not load, embed or fetch it. All ports of this host are one site."""
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return None
+    if (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document"):
+        return None
+    return GuardRefusal(403, "requests of other sites are refused")
+
+
+def _refuse_foreign_write(headers: Mapping[str, str], host: str, access: Access) -> GuardRefusal | None:
+    scheme = "https" if access.secure else "http"
+    if headers.get("sec-fetch-site", "same-origin") not in ("none", "same-origin"):
+        return GuardRefusal(403, "requests of other sites are refused")
+    if headers.get("origin", "").lower() != f"{scheme}://{host.lower()}":
+        return GuardRefusal(403, "a change must come from one of this server's own pages")
+    length = headers.get("content-length", "")
+    if "transfer-encoding" in headers or not length.isdecimal() or int(length) > MAX_BODY:
+        return GuardRefusal(413, f"a request must state its length, at most {MAX_BODY:,} bytes")
+    return None
+
+
+def _cookies(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
+    pairs = [part.strip().partition("=") for name, value in headers if name == "cookie" for part in value.split(";")]
+    return [value for name, _, value in pairs if name == wanted]
+
+
+class Guard:
+    """ASGI middleware that applies the rules and adds the headers."""
+
+    def __init__(self, app: Any, access: Access, sign_in: Any) -> None:
+        self.app = app
+        self.access = access
+        self._sign_in = sign_in  # Shown instead of any other page without a session.
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a refused request; pass on any other."""
+        if scope["type"] != "http":
+            return  # No WebSocket is served, and there is nothing to start or stop.
+        headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        found = refusal(scope["method"], path, scope.get("query_string", b"").decode("latin-1"), headers, self.access)
+        asks_to_sign_in = found is not None and found.status == 401 and _is_for_people(scope["method"], headers)
+        if found is not None and not asks_to_sign_in:
+            await _answer(send, found)
+            return
+
+        async def send_guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_missing(message.get("headers", ()))]
+            await send(message)
+
+        scope["fairtrial.data.session"] = self._session(headers)
+        await (self._sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
+
+    def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:
+        """Return whose request it is, and the secret of the session; None for a request to sign in."""
+        for value in _cookies(headers, self.access.cookie):
+            if (visitor := self.access.visitor(value)) is not None:
+                return visitor, value
+        return None
+
+
+class BodyTooLate(Exception):
+    """The rest of a request did not arrive in time."""
+
+
+def _in_time(receive: Any) -> Any:
+    """Return `receive` with a time limit for the whole body."""
+    loop = asyncio.get_running_loop()
+    end, complete = loop.time() + BODY_SECONDS, False
+
+    async def receive_in_time() -> Any:
+        nonlocal complete
+        if complete:
+            return await receive()  # Waits until the client leaves.
+        try:
+            async with asyncio.timeout_at(end):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooLate from None
+        complete = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
+
+
+def _is_for_people(method: str, headers: Sequence[tuple[str, str]]) -> bool:
+    return method == "GET" and any(name == "accept" and "text/html" in value for name, value in headers)
+
+
+def _missing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers to add: policies add up, of the others one is enough."""
+    names = {name.lower() for name, _ in headers}
+    added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+    if b"cache-control" not in names:
+        added.append((b"cache-control", b"no-store"))
+    return [(name, value) for name, value in added if name not in names or name == b"content-security-policy"]
+
+
+async def _answer(send: Any, found: GuardRefusal) -> None:
+    body = f"{found.text}\n".encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": found.status, "headers": [*headers, *_missing(headers)]})
+    await send({"type": "http.response.body", "body": body})

@@ -16,12 +16,9 @@ from starlette.routing import Mount, Route
 
 from fairtrial.errors import FairtrialError, StoreError, UnknownRunError
 from fairtrial.reports.run_names import UnknownName
-from fairtrial.viewer.access import Visitor, same_secret
-from fairtrial.viewer.guard import BodyTooLate, Guard
-from fairtrial.viewer.links import segment
+from fairtrial.viewer.access import BodyTooLate, Guard, Visitor, same_secret
 from fairtrial.viewer.pages.comparison import compare_page, pair_page
 from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer, read_form
-from fairtrial.viewer.pages.report import live_stream, report_page
 from fairtrial.viewer.pages.review_queue import answer_trial, review_blob, review_list, review_queue
 from fairtrial.viewer.pages.reviews import (
     calibration_page,
@@ -32,9 +29,10 @@ from fairtrial.viewer.pages.reviews import (
     review_page,
     reviews_page,
 )
-from fairtrial.viewer.pages.runs import history_page, runs_page
+from fairtrial.viewer.pages.runs import history_page, live_stream, report_page, runs_page
 from fairtrial.viewer.pages.trial import blob, trial_page
 from fairtrial.viewer.pages.trials import export_trials, rates_of_question, trials_page
+from fairtrial.viewer.question import segment
 
 _WRONG_TOKEN_SECONDS = 0.5
 _IN_ADDRESS = "%/?&=@:+~,;!$'()*"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fairtrial.base import formatting
 from fairtrial.base.codec import to_json
 from fairtrial.data.session.views import JUDGE, Envelope
-from fairtrial.reports.render.session_text import event_text, value_text
+from fairtrial.reports.render.safe_text import event_text, value_text
 from fairtrial.viewer.text import json_text
 
 PAGE_EVENTS = 5_000

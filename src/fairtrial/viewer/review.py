@@ -16,7 +16,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.models.judges.judge import PASSING_RATINGS, RATING_VALUES
 from fairtrial.store.notes import SKIP, ReviewNote, ReviewScale
 from fairtrial.store.protocol import Label, RunRecord
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 
 COMMENT, PICKED, LOOKED = "~comment:", "~picked:", "~looked:"
 """Names of what is no verdict on a drawn trial, as `SKIP`, each before the name of a review."""

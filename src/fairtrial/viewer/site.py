@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.errors import FairtrialError
-from fairtrial.reports.rerun import rerun_command
+from fairtrial.reports.run_names import rerun_command
 from fairtrial.store.export import opened
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.viewer.links import Links
 from fairtrial.viewer.pages.context import make_environment, static_files
-from fairtrial.viewer.pages.report import count_state
+from fairtrial.viewer.pages.runs import count_state
 from fairtrial.viewer.pages.trial import Neighbour, trial_values, verdict_of
-from fairtrial.viewer.question import STATES, Question
+from fairtrial.viewer.question import STATES, Links, Question
 from fairtrial.viewer.text import Html
 from fairtrial.viewer.work import Jobs
 

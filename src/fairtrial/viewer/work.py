@@ -21,7 +21,7 @@ from fairtrial.viewer.question import read_question
 if TYPE_CHECKING:
     from fairtrial.reports.compare.comparison import ComparisonRecord
     from fairtrial.reports.compare.pairing import ChangeKind
-    from fairtrial.reports.figures.source import ExperimentSource
+    from fairtrial.reports.figures.metrics import ExperimentSource
 
 CHANGES: tuple[ChangeKind, ...] = ("lost", "gained", "changed")
 """The kinds of changes of which the samples are shown, in this order."""
@@ -94,13 +94,13 @@ class Jobs:
 
     def _build(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Build the columns of a run."""
-        from fairtrial.viewer.run_columns import open_columns_of
+        from fairtrial.viewer.trial_table import open_columns_of
 
         return {"stored": open_columns_of(self._store, self._run(job)).stored}
 
     def _filtered(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Estimate the pass rate of the trials that a question selects, by the report's own method."""
-        from fairtrial.viewer.run_columns import conditions_of, open_columns_of
+        from fairtrial.viewer.trial_table import conditions_of, open_columns_of
 
         question, _ = read_question(job["query"])
         columns = open_columns_of(self._store, self._run(job))
@@ -153,8 +153,7 @@ class Jobs:
     def _parquet(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Write the trials that a question selects to a Parquet file."""
         from fairtrial.store.export import export_results
-        from fairtrial.viewer.run_columns import open_columns_of
-        from fairtrial.viewer.trial_table import chosen_ordinals
+        from fairtrial.viewer.trial_table import chosen_ordinals, open_columns_of
 
         run = self._run(job)
         question, _ = read_question(job["query"])
@@ -163,8 +162,7 @@ class Jobs:
 
     def _search(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Search input, output, reason, error and transcript of the selected trials until the time is over."""
-        from fairtrial.viewer.run_columns import open_columns_of
-        from fairtrial.viewer.trial_table import chosen_ordinals
+        from fairtrial.viewer.trial_table import chosen_ordinals, open_columns_of
 
         run = self._run(job)
         question, _ = read_question(job["query"])

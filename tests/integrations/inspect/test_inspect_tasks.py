@@ -51,6 +51,6 @@ def test_an_error_of_a_scorer_is_one_of_the_evaluator() -> None:
 
 def test_without_inspect_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "inspect_ai", None)
-    monkeypatch.delitem(sys.modules, "fairtrial.integrations.inspect.shim", raising=False)
+    monkeypatch.delitem(sys.modules, "fairtrial.integrations.inspect.tasks", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install \"fairtrial\[inspect\]\""):
         suite(object(), model="mockllm/model")

@@ -23,8 +23,8 @@ from fairtrial.integrations.model_server import (
     ServerFailed,
     UniformLatency,
 )
-from fairtrial.integrations.model_server.draw import draw
-from fairtrial.integrations.model_server.quota import TokenBucket
+from fairtrial.integrations.model_server.reply import draw
+from fairtrial.integrations.model_server.service import TokenBucket
 
 
 @pytest.fixture

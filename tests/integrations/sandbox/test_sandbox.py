@@ -13,11 +13,10 @@ import pytest
 
 from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError, SandboxUnavailableError
 from fairtrial.integrations.sandbox import Sandbox, SandboxLimits
+from fairtrial.integrations.sandbox.bwrap import Cgroup
 from fairtrial.integrations.sandbox.bwrap_arguments import unused_uid
-from fairtrial.integrations.sandbox.cgroup import Cgroup
 from fairtrial.integrations.sandbox.environment import describe_result
-from fairtrial.integrations.sandbox.obstacles import find_obstacles
-from fairtrial.integrations.sandbox.settings import ExecResult
+from fairtrial.integrations.sandbox.settings import ExecResult, find_obstacles
 from fairtrial.testing import check_environment
 from fairtrial.trials import Environment
 from tests.integrations.sandbox.another_user import ROOT
@@ -200,7 +199,7 @@ import ctypes, sys
 import anyio
 from fairtrial.errors import SandboxUnavailableError
 from fairtrial.integrations.sandbox import Sandbox
-from fairtrial.integrations.sandbox.seccomp import seccomp_filter
+from fairtrial.integrations.sandbox.bwrap_arguments import seccomp_filter
 
 def forbid_namespaces():
     class Program(ctypes.Structure):

@@ -13,7 +13,7 @@ from typing import Any, Self
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from fairtrial.integrations.tracing.protocol_buffers import plain_attributes
+from fairtrial.integrations.tracing.received import plain_attributes
 
 
 @dataclass(frozen=True, slots=True)

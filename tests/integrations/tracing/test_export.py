@@ -28,16 +28,16 @@ from fairtrial import (
     open_store,
     task,
 )
+from fairtrial.integrations.tracing.exporter import converted_trials, write_run
 from fairtrial.integrations.tracing.profiles import profile_named
 from fairtrial.integrations.tracing.spans import TRIAL_SPAN, ConvertedTrial, TrialConverter
-from fairtrial.integrations.tracing.stored import converted_trials, write_run
 from fairtrial.models import BaseAdapter, ModelCall, ModelReply, ScriptedAdapter, agent_task
 from fairtrial.models.providers import PROVIDERS
 from fairtrial.store import redact, register_secret
 from fairtrial.store.redact import current
 from fairtrial.testing import FakeClock
+from fairtrial.trials.context import trace_id_of, trial_span_id
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.trace_ids import trace_id_of, trial_span_id
 from tests.integrations.tracing.collector import attributes
 
 KEY = TrialKey("run1", "baseline", "q1", 0)

@@ -29,11 +29,10 @@ from fairtrial import (
 from fairtrial.data.session.events import PromptExecuted
 from fairtrial.errors import ConfigurationError, TraceSendError
 from fairtrial.integrations.tracing import upload_run
-from fairtrial.integrations.tracing.langsmith import upload_requests
-from fairtrial.integrations.tracing.langsmith_upload import UploadTotals, resolve_langsmith, write_experiments
+from fairtrial.integrations.tracing.langsmith import UploadTotals, resolve_langsmith, upload_requests, write_experiments
 from fairtrial.store import redact, register_secret
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.trace_ids import trace_id_of
+from fairtrial.trials.context import trace_id_of
 from tests.integrations.tracing.collector import Answer
 from tests.integrations.tracing.langsmith_server import KEY, LangSmithServer, experiments
 from tests.integrations.tracing.test_send import assert_within

@@ -40,9 +40,9 @@ from fairtrial import (
 from fairtrial.data.session.events import SpanClosed, TraceIncomplete
 from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.tracing import TraceReceiver, TrialSpanProcessor
-from fairtrial.integrations.tracing.protocol_buffers import key_values
+from fairtrial.integrations.tracing.received import key_values
 from fairtrial.store import redact, register_secret
-from fairtrial.trials.traces import CollectedTrace
+from fairtrial.trials.context import CollectedTrace
 
 LONG = 120.0  # Seconds to wait for what must happen, on a slow machine.
 
@@ -551,7 +551,7 @@ class TestRequests:
     def test_a_head_must_arrive_in_time_however_slowly_it_drips(
         self, sent: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fairtrial.integrations.tracing.connections.HEAD_SECONDS", 0.4)
+        monkeypatch.setattr("fairtrial.integrations.tracing.receiver.HEAD_SECONDS", 0.4)
         with TraceReceiver() as receiver:
             address = ("127.0.0.1", int(receiver.endpoint.rpartition(":")[2]))
             crowd = [socket.create_connection(address, 10) for _ in range(20)]
@@ -567,7 +567,7 @@ class TestRequests:
             slow.close()
 
     def test_the_next_head_of_a_connection_must_arrive_in_time_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fairtrial.integrations.tracing.connections.HEAD_SECONDS", 0.4)
+        monkeypatch.setattr("fairtrial.integrations.tracing.receiver.HEAD_SECONDS", 0.4)
         with TraceReceiver() as receiver:
             address = ("127.0.0.1", int(receiver.endpoint.rpartition(":")[2]))
             with socket.create_connection(address, 10) as slow:

@@ -12,7 +12,7 @@ from fairtrial.data.session.views import RecordedView
 from fairtrial.integrations.tracing.dialects import conversation_of
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_logs, parse_traces
-from fairtrial.trials.trace_ids import trace_id_of, trial_span_id
+from fairtrial.trials.context import trace_id_of, trial_span_id
 
 RECORDED = Path(__file__).with_name("recorded")
 KEY = TrialKey("recorded", "baseline", "oslo")

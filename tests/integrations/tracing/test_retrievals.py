@@ -21,8 +21,7 @@ from fairtrial import (
 from fairtrial.data.session.events import SpanClosed
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_traces
-from fairtrial.integrations.tracing.requests import traces_request
-from fairtrial.integrations.tracing.spans import TrialConverter
+from fairtrial.integrations.tracing.spans import TrialConverter, traces_request
 from fairtrial.models.judges.fence import read_fences
 from fairtrial.scoring.evaluator import Case
 

@@ -13,8 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from fairtrial import Dataset, EvalResult, EvalSuite, Sample, Score, TrialKey, exact_match, open_store, task
 from fairtrial.errors import ConfigurationError, TraceSendError
 from fairtrial.integrations.tracing import TraceExporter, send_run
-from fairtrial.integrations.tracing.endpoint import OtlpEndpoint, resolve_endpoint
-from fairtrial.integrations.tracing.sender import OtlpSender, SendTotals
+from fairtrial.integrations.tracing.sender import OtlpEndpoint, OtlpSender, SendTotals, resolve_endpoint
 from fairtrial.integrations.tracing.spans import TrialConverter
 from fairtrial.runs.events import SampleEvaluated
 from fairtrial.store import redact

@@ -1,4 +1,4 @@
-"""Decode JSON to typed values. A decoder is compiled once per type and reused."""
+"""Read typed values from JSON: one decoder per type, made once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import json
 import types
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import PurePath
@@ -18,12 +19,215 @@ from typing import Any, TypeAliasType, TypeVar, cast
 
 from fairtrial.base.codec.encode import canonical
 from fairtrial.base.codec.escape import parse_json, restore, restore_text
-from fairtrial.base.codec.fields import QUALIFIERS, alias_value, field_types, required_keys
-from fairtrial.base.codec.models import constrained, is_pydantic, model
 from fairtrial.base.codec.scalars import SCALARS, Decoder, got, mismatch, name_of
-from fairtrial.base.codec.shapes import Shape, plain, shape_of
 from fairtrial.base.frozen import FrozenDict, FrozenList, freeze
 from fairtrial.errors import CodecError
+
+
+def bound(kind: Any, variables: dict[Any, Any]) -> Any:
+    """Return a type with its type variables substituted; unbound variables become Any."""
+    if isinstance(kind, TypeVar):
+        return variables.get(kind, Any)
+    parameters = getattr(kind, "__parameters__", ())
+    if not parameters or isinstance(kind, type | TypeAliasType):
+        return kind
+    return kind[tuple(variables.get(parameter, Any) for parameter in parameters)]
+
+
+def alias_value(alias: Any, args: tuple[Any, ...]) -> Any:
+    """Return the value of a type alias."""
+    return bound(alias.__value__, dict(zip(alias.__type_params__, args, strict=False)))
+
+
+def field_types(base: type, args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the type of every field of a dataclass, TypedDict or NamedTuple, including its bases."""
+    variables = _variables(base, args)
+    if typing.is_typeddict(base):  # Its bases are gone; their annotations were copied into it.
+        merged = {name: kind for known in reversed(variables.values()) for name, kind in known.items()}
+        return {name: bound(kind, merged) for name, kind in _own_types(base, *variables).items()}
+    found: dict[str, Any] = {}
+    for owner in reversed(base.__mro__):
+        if "__annotations__" in owner.__dict__:
+            own = variables.get(owner, {})
+            found.update((name, bound(kind, own)) for name, kind in _own_types(owner).items())
+    return found
+
+
+QUALIFIERS = tuple(
+    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
+)
+
+
+def unqualified(kind: Any) -> tuple[Any, set[Any]]:
+    """Return a type without its qualifiers, and the qualifiers."""
+    said: set[Any] = set()
+    while (origin := typing.get_origin(kind)) in QUALIFIERS:
+        said.add(origin)
+        kind = typing.get_args(kind)[0]
+    return kind, said
+
+
+def required_keys(base: Any, fields: dict[str, Any]) -> frozenset[str]:
+    """Return the required keys of a TypedDict. The class itself does not know them if annotations are text."""
+
+    def is_required(name: str) -> bool:
+        _, said = unqualified(fields[name])
+        return typing.NotRequired not in said and (typing.Required in said or name in base.__required_keys__)
+
+    return frozenset(filter(is_required, fields))
+
+
+def _variables(base: Any, args: tuple[Any, ...]) -> dict[Any, dict[Any, Any]]:
+    """For each class in the family, what its own type parameters stand for."""
+    own = dict(zip(getattr(base, "__parameters__", ()), args, strict=False))
+    found = {base: own}
+    for parent in types.get_original_bases(base) if isinstance(base, type) else ():
+        origin = typing.get_origin(parent)
+        given = tuple(bound(arg, own) for arg in typing.get_args(parent))
+        found.update((owner, known) for owner, known in _variables(origin or parent, given).items())
+    return found
+
+
+def _own_types(owner: Any, *family: Any) -> dict[str, Any]:
+    annotations = inspect.get_annotations(owner)
+    # Python 3.12 does not find type parameters in annotations kept as text.
+    members = (*reversed(family), owner)
+    parameters = {p.__name__: p for member in members for p in getattr(member, "__type_params__", ())}
+    stand_in = type(owner.__name__, (), {"__annotations__": annotations, "__module__": owner.__module__})
+    try:
+        try:
+            return typing.get_type_hints(stand_in, localns=parameters, include_extras=True)
+        except NameError:  # Perhaps a class inside the class.
+            return typing.get_type_hints(stand_in, localns={**vars(owner), **parameters}, include_extras=True)
+    except NameError as error:
+        raise CodecError(
+            f"the annotations of {name_of(owner)} cannot be resolved ({error}); define what it names at module level"
+        ) from None
+
+
+def is_pydantic(base: type) -> bool:
+    """True for models, pydantic dataclasses and types that bring a pydantic schema."""
+    # Looked up by attribute: importing pydantic for people who do not use its models would cost them its start-up.
+    return (
+        hasattr(base, "__pydantic_core_schema__")
+        or hasattr(base, "__get_pydantic_core_schema__")
+        or base.__module__ == "ipaddress"
+    )
+
+
+def model(kind: Any) -> Decoder:
+    """Read a model by its own rules."""
+    adapter = _adapter(kind)
+    strict = bool(getattr(kind, "model_config", {}).get("strict"))
+
+    def decode_model(value: Any) -> Any:
+        tree = restore(value)
+        if strict:  # A strict model takes dates and the like as text, but only from JSON, which has no bytes.
+            try:
+                text = json.dumps(tree, ensure_ascii=False).encode("utf-8")
+            except (TypeError, UnicodeEncodeError):
+                pass
+            else:
+                return _validated(lambda: adapter().validate_json(text, by_alias=True, by_name=True))
+        return _validated(lambda: adapter().validate_python(tree, strict=False, by_alias=True, by_name=True))
+
+    return decode_model
+
+
+def constrained(kind: Any, inner: Decoder) -> Decoder:
+    """Read a value, then let pydantic check what `Annotated` says about it."""
+    adapter = _adapter(kind)
+
+    def decode_constrained(value: Any) -> Any:
+        decoded = inner(value)
+        return _validated(lambda: adapter().validate_python(decoded))
+
+    return decode_constrained
+
+
+def _adapter(kind: Any) -> Callable[[], Any]:
+    @functools.cache
+    def make() -> Any:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticUserError
+
+        try:
+            return TypeAdapter(kind)
+        except PydanticUserError as error:
+            raise CodecError(f"pydantic cannot check {kind}: {error.message}") from None
+
+    return make
+
+
+def _validated(validate: Callable[[], Any]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return validate()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise CodecError(first["msg"], tuple(first["loc"])) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The keys a record may and must have, and the values some of them are limited to."""
+
+    fields: frozenset[str]
+    required: frozenset[str]
+    literals: dict[str, frozenset[tuple[type, Any]]]
+
+    def fits(self, value: dict[str, Any]) -> bool:
+        """True unless the keys or the fixed values show that it is another record."""
+        return self.required <= value.keys() <= self.fields and all(
+            self._allowed(name, value[name]) for name in self.literals if name in value
+        )
+
+    def is_complete(self, value: dict[str, Any]) -> bool:
+        """True if it has every field."""
+        return len(value) == len(self.fields)
+
+    def _allowed(self, name: str, item: Any) -> bool:
+        if isinstance(item, list | dict):
+            return False
+        known = restore_text(item) if isinstance(item, str) else item
+        return (type(known), known) in self.literals[name]
+
+
+def shape_of(kind: Any) -> Shape | None:
+    """The shape of a record type; None for what can have any keys."""
+    base, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if not isinstance(base, type):
+        return None
+    if typing.is_typeddict(base):
+        types = field_types(base, args)
+        return _shape(types, frozenset(types), required_keys(base, types))
+    models = getattr(base, "model_fields", None)
+    if isinstance(models, dict):
+        if getattr(base, "model_config", {}).get("extra") == "allow" or "root" in models:
+            return None
+        types = {name: field.annotation for name, field in models.items()}
+        return _shape(types, frozenset(types), frozenset())
+    if dataclasses.is_dataclass(base):
+        fields = [field for field in dataclasses.fields(base) if field.init]
+        needed = (f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING)
+        return _shape(field_types(base, args), frozenset(f.name for f in fields), frozenset(needed))
+    return None
+
+
+def _shape(types: dict[str, Any], fields: frozenset[str], required: frozenset[str]) -> Shape:
+    plain_types = {name: unqualified(kind)[0] for name, kind in types.items()}
+    literals = {
+        name: frozenset((type(value), value) for value in map(plain, typing.get_args(kind)))
+        for name, kind in plain_types.items()
+        if typing.get_origin(kind) is typing.Literal
+    }
+    return Shape(fields, required, literals)
+
+
+def plain(value: Any) -> Any:
+    """What a member of a `Literal` looks like in JSON."""
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def decode[T](kind: type[T], text: str | bytes, *, frozen: bool = False) -> T:

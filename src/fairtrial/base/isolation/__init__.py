@@ -6,7 +6,13 @@ closures, notebooks) by value; arguments are sent by value, and results are retu
 the child, through a private socket.
 """
 
-from fairtrial.base.isolation.runner import ChildDiedError, Function, IsolatedError, IsolatedRunner
-from fairtrial.base.isolation.transfer import NotSendableError, check_sendable
+from fairtrial.base.isolation.runner import (
+    ChildDiedError,
+    Function,
+    IsolatedError,
+    IsolatedRunner,
+    NotSendableError,
+    check_sendable,
+)
 
 __all__ = ["ChildDiedError", "Function", "IsolatedError", "IsolatedRunner", "NotSendableError", "check_sendable"]

@@ -1,9 +1,7 @@
 """The typed record of what happened in a trial."""
 
-from fairtrial.data.session.dispatcher import ControlDispatcher
 from fairtrial.data.session.events import PromptExecuted, Retrieved, SpanClosed, TokenUsage, ToolInvoked
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import ControlDispatcher, Session, restore_session
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall, Trajectory
 from fairtrial.data.session.views import Envelope, SessionView, SliceView
 

@@ -1,27 +1,151 @@
-"""Sessions: the append-only record of a trial, safe to use from threads and tasks."""
+"""Record what happens in a trial: the session, its listeners, its snapshots, its tokens."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from random import getrandbits
 from threading import Lock
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
+from weakref import WeakSet
 
 from fairtrial.base.clock import SYSTEM_CLOCK, Clock
-from fairtrial.base.codec import to_json
+from fairtrial.base.codec import from_json, parse_json, to_json
+from fairtrial.base.codec.encode import SPARSE, compact
+from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY, FrozenDict
-from fairtrial.data.session.dispatcher import ControlDispatcher
-from fairtrial.data.session.endings import CUT_OFF_REASONS, ending_of
-from fairtrial.data.session.events import NO_USAGE, PromptExecuted, SpanClosed, TokenUsage
-from fairtrial.data.session.snapshot import snapshot_bytes
-from fairtrial.data.session.state import SliceMutator, SliceState, StateSlices, StateView
+from fairtrial.data.session.events import CUT_OFF_REASONS, NO_USAGE, PromptExecuted, SpanClosed, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, Trajectory
-from fairtrial.data.session.views import JUDGE, Envelope, RecordedView, SliceView, kind_of
+from fairtrial.data.session.views import (
+    JUDGE,
+    Envelope,
+    RecordedView,
+    SliceMutator,
+    SliceState,
+    SliceView,
+    StateSlices,
+    StateView,
+    kind_of,
+)
 from fairtrial.errors import CodecError, SessionError
+
+log = logging.getLogger("fairtrial.data.session")
+
+type Handler[T] = Callable[[T], object]
+
+
+class ControlDispatcher:
+    """Dispatches events to the subscribers of their type, in the thread in which they happen.
+
+        bus = ControlDispatcher()
+        bus.subscribe(ToolInvoked, lambda call: print(call.name))
+        session = Session(dispatcher=bus)               # or EvalSuite(...).run(bus=bus), for every trial's session
+
+    As the bus of a run it hears what the trials record, as it is recorded, and the events of the run itself;
+    `current_trial()` in a handler says which trial it is. What code in a child process records is not heard. A handler
+    that raises is logged, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._handlers: tuple[tuple[type, Handler[Any]], ...] = ()
+        self._slices: WeakSet[StateSlices] = WeakSet()  # Of sessions: a run's bus outlives those of its trials.
+
+    def subscribe[T](self, kind: type[T], handler: Handler[T]) -> None:
+        """Subscribe a handler to events of a type and its subtypes; `object` means all events."""
+        with self._lock:
+            self._handlers = (*self._handlers, (kind, handler))
+
+    def unsubscribe[T](self, kind: type[T], handler: Handler[T]) -> None:
+        """Remove a subscription, if there is one."""
+        with self._lock:
+            self._handlers = tuple(entry for entry in self._handlers if entry != (kind, handler))
+
+    def publish(self, event: object) -> None:
+        """Dispatch an event to the handlers and to the state slices of sessions that use this dispatcher."""
+        self.pass_on(event)
+        with self._lock:
+            slices = tuple(self._slices)
+        for one in slices:
+            _call(((object, one.reduce),), event)
+
+    dispatch = publish
+
+    def __reduce__(self) -> tuple[type[ControlDispatcher], tuple[()]]:
+        return ControlDispatcher, ()  # In a child process there is nobody to hear it.
+
+    def pass_on(self, event: object) -> None:
+        """Dispatch an event that a session has recorded; the state of other sessions does not change."""
+        _call(self._handlers, event)
+
+    def attach(self, slices: StateSlices) -> None:
+        """Connect the slices of a session to events that no session recorded, while the session exists."""
+        with self._lock:
+            self._slices.add(slices)
+
+
+def _call(handlers: tuple[tuple[type, Handler[Any]], ...], event: object) -> None:
+    for kind, handler in handlers:
+        if isinstance(event, kind):
+            try:
+                handler(event)
+            except Exception:
+                log.exception("a handler of %s events raised", type(event).__name__)
+
+
+_VERSION = 1
+_PLAIN = frozenset({"task", "judge", "framework"})
+_HEAD: Any = tuple[int, float, str, int, str | None, str | None, str]  # An envelope without its data.
+
+
+def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[Envelope, ...]) -> bytes:
+    """Serialize a record."""
+    tree = {
+        "version": _VERSION,
+        "session_id": session_id,
+        "tags": {escape_text(name): escape_text(value) for name, value in tags.items()},
+        # Named tuples, which JSON writes as arrays; only an actor's name may still need its text escaped.
+        "events": [
+            found if found.actor in _PLAIN else found._replace(actor=escape_text(found.actor)) for found in envelopes
+        ],
+    }
+    return compact(tree).encode("utf-8")
+
+
+def restore_session(data: bytes) -> RecordedView:
+    """Return the read-only view of a session from its snapshot."""
+    try:
+        tree = parse_json(data)
+        if not isinstance(tree, dict):
+            raise CodecError("an object was expected")
+        if tree.get("version") != _VERSION:
+            raise SessionError(
+                f"the snapshot has format {tree.get('version')!r}, but this Fairtrial reads format {_VERSION}; upgrade "
+                "the older of the two"
+            )
+        session_id = from_json(UUID, tree.get("session_id"))
+        tags = from_json(dict[str, str], tree.get("tags"), frozen=True)
+        events = tree.get("events")
+        if not isinstance(events, list):
+            raise CodecError("its events are missing")
+        return RecordedView(session_id, tags, tuple(_envelope(fields) for fields in events))
+    except CodecError as error:
+        raise SessionError(f"not a session snapshot: {error}") from None
+
+
+def _envelope(fields: Any) -> Envelope:
+    if not isinstance(fields, list) or not fields:
+        raise CodecError("an event is not an array")
+    *head, data = fields  # The data stays as it is on the wire until someone asks for it with a type.
+    seq, time, actor, attempt, span_id, parent_id, kind = from_json(_HEAD, head)
+    return Envelope(seq, time, actor, attempt, span_id, parent_id, kind, data)
+
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
 
@@ -287,3 +411,120 @@ class Session:
 
     def __reduce__(self) -> Any:
         raise SessionError("a live session cannot be pickled; send its snapshot()")
+
+
+POLICY = "task"
+"""The actor whose tokens are trained. A simulated user, for example, has another one."""
+_CLAMPED = -9999.0  # What vLLM reports for a log-probability that it does not have.
+
+
+@dataclass(frozen=True, slots=True)
+class TokensSampled:
+    """The tokens of one model call. `prompt_ids` has only what follows the first `prefix` tokens.
+
+    Those are equal to the prompt and completion of the actor's previous call, so a conversation of many turns is stored
+    once.
+
+    Attributes:
+        prefix: The number of leading tokens of the prompt that equal those of the previous call.
+        prompt_ids: The rest of the prompt.
+        completion_ids: The sampled tokens.
+        logprobs: Their log-probabilities under the policy that sampled them.
+        sampling: The sampling parameters of the call.
+        actor: Who made the call; only the tokens of "task" are trained.
+        model: The model that answered.
+    """
+
+    prefix: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    sampling: Mapping[str, Any] = EMPTY
+    actor: str = field(default=POLICY, metadata=SPARSE)
+    model: str = field(default="", metadata=SPARSE)
+
+
+@dataclass(frozen=True, slots=True)
+class TokensMissing:
+    """The tokens of one model call were requested and cannot be trained on; `reason` says why."""
+
+    reason: str
+
+
+class TokenCall(NamedTuple):
+    """One model call with its whole prompt."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    actor: str = POLICY
+    model: str = ""
+    sampling: Mapping[str, Any] = EMPTY
+
+
+def record_tokens(
+    session: Session,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    logprobs: Sequence[float],
+    sampling: Mapping[str, Any] = EMPTY,
+    *,
+    actor: str = POLICY,
+    model: str = "",
+) -> None:
+    """Record the tokens of a model call.
+
+    Raises:
+        ValueError: they cannot be trained on: ids that are no whole numbers, a log-probability that is missing, above
+            0, not finite or clamped.
+    """
+    check_tokens(prompt_ids, completion_ids, logprobs)
+    held: list[int] = []
+    for event in session.view(attempt=session.attempt)[TokensSampled].all():
+        if event.actor == actor:
+            _append(held, event)
+    prompt = tuple(prompt_ids)
+    prefix = next(
+        (at for at, (one, other) in enumerate(zip(held, prompt, strict=False)) if one != other),
+        min(len(held), len(prompt)),
+    )
+    session.record(
+        TokensSampled(prefix, prompt[prefix:], tuple(completion_ids), tuple(logprobs), sampling, actor, model),
+        actor=actor,
+    )
+
+
+def check_tokens(prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logprobs: Sequence[Any]) -> None:
+    """Raise a ValueError for tokens that cannot be trained on."""
+    for what, ids in (("prompt", prompt_ids), ("completion", completion_ids)):
+        wrong = next((one for one in ids if type(one) is not int or one < 0), None)
+        if wrong is not None:
+            raise ValueError(f"the ids of the {what} must be whole numbers of at least 0 (got {wrong!r})")
+    if len(logprobs) != len(completion_ids):
+        raise ValueError(f"there must be a log-probability for each of {len(completion_ids)} ids (got {len(logprobs)})")
+    for value in logprobs:
+        known = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+        if not known or value > 0 or value <= _CLAMPED:
+            raise ValueError(f"a log-probability must be a finite number of at most 0 (got {value!r})")
+
+
+def token_calls(view: RecordedView) -> list[TokenCall]:
+    """Return the model calls of a session whose tokens were recorded, with their whole prompts."""
+    calls: list[TokenCall] = []
+    by_actor: dict[str, list[int]] = {}
+    for event in view[TokensSampled].all():
+        held = by_actor.setdefault(event.actor, [])
+        _append(held, event)
+        sampled = tuple(event.completion_ids)
+        prompt = tuple(held[: len(held) - len(sampled)])
+        calls.append(
+            TokenCall(prompt, sampled, tuple(event.logprobs), event.actor, event.model, to_json(event.sampling))
+        )
+    return calls
+
+
+def _append(held: list[int], event: TokensSampled) -> None:
+    """Change the tokens of one call into those of the next."""
+    del held[event.prefix :]
+    held += event.prompt_ids
+    held += event.completion_ids

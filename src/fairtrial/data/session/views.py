@@ -1,23 +1,120 @@
-"""Read-only views of sessions."""
+"""Read what a session recorded: state, slices, views."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePath
+from threading import RLock
 from typing import Any, NamedTuple, Protocol, cast, get_origin, runtime_checkable
 from uuid import UUID
 
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.base.codec.scalars import name_of
 from fairtrial.base.frozen import FrozenDict, freeze
-from fairtrial.data.session.state import SliceState, StateView
 from fairtrial.data.session.trajectory import ChatMessage, Trajectory
 from fairtrial.errors import CodecError, SessionError
+
+
+@dataclass(frozen=True, slots=True)
+class SliceState:
+    """The state of a slice when the session was read: the name of its type, and its values."""
+
+    kind: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateView[T]:
+    """The values of a slice, oldest first."""
+
+    values: tuple[T, ...]
+
+    def all(self) -> tuple[T, ...]:
+        """All of them."""
+        return self.values
+
+    def latest(self) -> T | None:
+        """The last one, or None."""
+        return self.values[-1] if self.values else None
+
+    def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
+        """Those for which the predicate is true."""
+        return tuple(value for value in self.values if predicate(value))
+
+
+class StateSlices:
+    """The states of a session's slices and their reducers."""
+
+    __slots__ = ("__weakref__", "_changed", "_lock", "_reducers", "_states")
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # A reducer may ask for a state.
+        self._states: dict[type, tuple[Any, ...]] = {}
+        self._reducers: list[tuple[type, type, Any]] = []
+        self._changed: dict[type, None] = {}
+
+    def seed_once(self, kind: type) -> None:
+        """Give a slice an empty state, unless it has one."""
+        with self._lock:
+            self._states.setdefault(kind, ())
+
+    def set(self, kind: type, values: Iterable[Any]) -> None:
+        """Replace the state of a slice."""
+        with self._lock:
+            self._states[kind] = tuple(values)
+            self._changed[kind] = None
+
+    def get(self, kind: type) -> tuple[Any, ...] | None:
+        """Return the state of a slice; None if it has none."""
+        with self._lock:
+            return self._states.get(kind)
+
+    def register(self, kind: type, event: type, reducer: Any) -> None:
+        """Add a reducer that changes the state of a slice for events of a type."""
+        with self._lock:
+            self._reducers.append((kind, event, reducer))
+
+    def reduce(self, event: object) -> None:
+        """Apply the reducers of an event."""
+        for kind, wanted, reducer in tuple(self._reducers):
+            if isinstance(event, wanted):
+                with self._lock:
+                    self.set(kind, reducer(self._states.get(kind, ()), event))
+
+    def take_changed(self) -> list[tuple[type, tuple[Any, ...]]]:
+        """Return the states that have changed since this was last called."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+            return [(kind, self._states[kind]) for kind in changed]
+
+
+class SliceMutator[T]:
+    """Changes the state of one slice; returned by `session.mutate(kind)`."""
+
+    __slots__ = ("_kind", "_slices")
+
+    def __init__(self, slices: StateSlices, kind: type[T]) -> None:
+        self._slices = slices
+        self._kind = kind
+
+    def seed(self, values: Iterable[T] = ()) -> None:
+        """Replace the state."""
+        self._slices.set(self._kind, values)
+
+    def register[E](self, event: type[E], reducer: Callable[[tuple[T, ...], E], Iterable[T]]) -> None:
+        """Add a reducer for events of a type: `reducer(state, event)` returns the next state.
+
+        Events are those that this session records, and those that others publish on its dispatcher. A reducer that
+        raises on a recorded event raises where it was recorded.
+        """
+        self._slices.register(self._kind, event, reducer)
+
 
 JUDGE = "judge"
 """The actor under which judges record what they do."""

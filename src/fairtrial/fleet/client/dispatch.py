@@ -13,18 +13,19 @@ import time
 from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.base.offload import finish, require_asyncio
 from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError
-from fairtrial.fleet.client.commits import ResultCommitter
-from fairtrial.fleet.client.committed_results import CommittedResults
-from fairtrial.fleet.client.config import DispatchConfig
-from fairtrial.fleet.client.fleet_run import FleetRun, RunOwnership, Wakeup, raise_if_cancelled
+from fairtrial.fleet.client.fleet_run import (
+    DispatchConfig,
+    FleetRun,
+    RunOwnership,
+    Wakeup,
+    find_shared_database,
+    raise_if_cancelled,
+)
 from fairtrial.fleet.client.ledger import Ledger
-from fairtrial.fleet.client.recovery import Recovery
-from fairtrial.fleet.client.result_receivers import ResultReceivers
-from fairtrial.fleet.client.shared_database import find_shared_database
+from fairtrial.fleet.client.recovery import Recovery, withdraw_requests
+from fairtrial.fleet.client.results import CommittedResults, ResultReceivers, StoredResults
 from fairtrial.fleet.client.silence import Silence
-from fairtrial.fleet.client.stored_results import StoredResults
-from fairtrial.fleet.client.submission import StoredCursor, Submission
-from fairtrial.fleet.client.withdrawal import withdraw_requests
+from fairtrial.fleet.client.submission import ResultCommitter, StoredCursor, Submission
 from fairtrial.fleet.log import log
 from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox.protocol import MailboxDepth

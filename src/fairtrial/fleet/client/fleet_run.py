@@ -1,22 +1,98 @@
-"""The run, store and mailboxes that all parts of a client share."""
+"""A run on a fleet, its settings, and whether queue and store are one database."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from fairtrial.base.backoff import retry_while_unavailable
+from fairtrial.base.backoff import patience_seconds, retry_while_unavailable
 from fairtrial.base.offload import in_thread
-from fairtrial.errors import RunBusyError
-from fairtrial.fleet.client.config import DispatchConfig
-from fairtrial.fleet.client.shared_database import SharedDatabase
+from fairtrial.errors import MailboxError, RunBusyError
 from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial.fleet.queues import Broker, PostgresBroker
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.runs import run_lease
 from fairtrial.runs.runner import OpenRun
-from fairtrial.runs.writer import call_store
+from fairtrial.runs.writer import ask_store, call_store
+from fairtrial.store.protocol import RunStore
+
+if TYPE_CHECKING:
+    from fairtrial.mailbox.postgres import PostgresConnection
+    from fairtrial.store.sql import SqlStore
+
+
+_ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDatabase:
+    """The one database of a queue and a store."""
+
+    connection: PostgresConnection
+    store: SqlStore
+
+
+async def find_shared_database(broker: Broker, store: RunStore) -> SharedDatabase | None:
+    """Return the database that the queue and the store share; None if they are in different ones."""
+    compare = getattr(store, "is_database_of", None)
+    if compare is None or not isinstance(broker, PostgresBroker):
+        return None
+    connection: PostgresConnection = broker.connection
+    loop = asyncio.get_running_loop()
+
+    def look(key: int) -> tuple[bool, int | None]:
+        statement = f"SELECT NOT pg_try_advisory_xact_lock({int(key)}), to_regclass('runs')::oid::bigint"
+        asked = asyncio.run_coroutine_threadsafe(connection.ask("comparing queue and store", statement), loop)
+        ((locked, table),) = asked.result(_ANSWER_SECONDS)
+        return locked, table
+
+    try:
+        same = await ask_store(lambda: bool(compare(look)), "comparing queue and store")
+    except (MailboxError, TimeoutError) as error:
+        log.debug("workers will not store results themselves: %s", error)
+        return None
+    if not same:
+        return None
+    log.info("queue and store are in the same database: workers store results themselves")
+    found: Any = store
+    return SharedDatabase(connection, found)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Settings of a client that submits a run to a fleet.
+
+    Attributes:
+        batch: Maximum number of requests to send, or results to commit, at once.
+        receivers: Number of tasks that receive and commit batches of results concurrently.
+        floor: Minimum number of requests to keep in the mailbox, however few workers there seem to be.
+        lease_seconds: Lease of a batch of results, after which another collector may receive it.
+        poll_seconds: Interval at which the depth of the request mailbox is read.
+        recovery_seconds: Time without a result after which the client checks for lost requests.
+        hint_seconds: Time without a result and without a worker after which the client logs a hint.
+        worker_seconds: Time without a worker with this run's code after which the run ends as `incomplete`.
+        ahead: With adaptive stopping, how far trials may be sent ahead of the first one without a result.
+        max_rounds: How often lost requests are resent without a single result in between before they are given up.
+        open_seconds: How long to wait at the start for the mailbox server.
+        one_transaction: Whether workers store results themselves if the queue is in the store's own database.
+    """
+
+    batch: int = 500
+    receivers: int = 2
+    floor: int = 100
+    lease_seconds: float = 15.0
+    poll_seconds: float = 0.1
+    recovery_seconds: float = 2.0
+    hint_seconds: float = 10.0
+    worker_seconds: float = field(default_factory=patience_seconds)
+    ahead: int = 10_000
+    max_rounds: int = 3
+    open_seconds: float = 30.0
+    one_transaction: bool = True
 
 
 class FleetRun:

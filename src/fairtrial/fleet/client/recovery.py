@@ -1,24 +1,43 @@
-"""Resends lost requests: trials that are neither stored nor in a mailbox, a bounded number of times.
-
-The mailboxes hold a window of the plan and can be lost at any moment. The store is authoritative: exactly the trials
-that it lacks are sent again.
-"""
+"""Requests that are sent again, and withdrawn."""
 
 from __future__ import annotations
 
 import time
 from itertools import islice
 
-from fairtrial.fleet.client.commits import ResultCommitter
+from fairtrial.errors import MailboxConnectionError
 from fairtrial.fleet.client.fleet_run import FleetRun
 from fairtrial.fleet.client.ledger import Ledger
+from fairtrial.fleet.client.results import StoredResults
 from fairtrial.fleet.client.silence import Silence
-from fairtrial.fleet.client.stored_results import StoredResults
-from fairtrial.fleet.client.submission import Submission, count_requests
-from fairtrial.fleet.client.withdrawal import withdraw_requests
+from fairtrial.fleet.client.submission import ResultCommitter, Submission, acknowledge, count_requests, hand_back
 from fairtrial.fleet.log import log
-from fairtrial.mailbox import bulk
-from fairtrial.mailbox.protocol import MailboxDepth
+from fairtrial.fleet.messages import EvalRequest
+from fairtrial.mailbox import server as bulk
+from fairtrial.mailbox.protocol import MailboxDepth, Message
+
+
+async def withdraw_requests(fleet: FleetRun, *, stale_only: bool = False) -> list[int]:
+    """Remove the requests of a run that no worker has begun from the mailbox; returns the ordinals of their trials.
+
+    With `stale_only`, only requests made from other code than this client's.
+    """
+    withdrawn: list[int] = []
+    others: list[Message[EvalRequest]] = []
+    try:
+        while messages := await fleet.requests.receive(fleet.config.batch, fleet.config.lease_seconds, 0):
+            ours: list[Message[EvalRequest]] = []
+            for message in messages:
+                body = message.body
+                stale = body.fingerprint != fleet.fingerprint
+                mine = body.key.run_id == fleet.run_id and (stale or not stale_only)
+                (ours if mine else others).append(message)
+            await acknowledge(fleet.requests, ours)
+            withdrawn += [message.body.ordinal for message in ours]
+    except MailboxConnectionError as error:
+        log.warning("waiting requests could not be withdrawn: %s", error)
+    await hand_back(others)
+    return withdrawn
 
 
 class Recovery:

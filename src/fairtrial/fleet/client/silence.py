@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fairtrial.fleet.client.fleet_run import FleetRun
 from fairtrial.fleet.log import log
-from fairtrial.mailbox import bulk
+from fairtrial.mailbox import server as bulk
 from fairtrial.mailbox.protocol import MailboxDepth
 
 _CODE_SHOWN = 8  # Characters of a fingerprint: enough to distinguish the versions of one suite.

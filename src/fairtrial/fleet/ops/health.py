@@ -1,22 +1,157 @@
-"""A few pages over HTTP for probes and Prometheus, from a thread of their own.
-
-Of their own, because a stuck event loop could not say that it is stuck. The pages are read-only, small, and tell no
-secrets; still the port is off unless asked for, and on the loopback interface unless told otherwise.
-"""
+"""Health and metrics of a process over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import re
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal
 
-from fairtrial.errors import ConfigurationError
+from fairtrial._version import __version__
+from fairtrial.base import metrics
+from fairtrial.base.frozen import EMPTY
+from fairtrial.errors import ConfigurationError, MissingExtraError
+from fairtrial.fleet.ops.watchdog import Watchdog
+from fairtrial.mailbox.protocol import MailboxDepth
+from fairtrial.runs.events import EvalRunStarted, RunEvent
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
+_STATES = ("waiting", "delayed", "in_flight", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sample of a metric: its value, its labels, and an optional suffix of its name."""
+
+    value: float
+    labels: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric family: samples of one type under one name.
+
+    Attributes:
+        name: Letters, digits and underscores; anything else in it becomes an underscore.
+        kind: "counter" only grows, "gauge" goes up and down.
+        help: The description.
+        readings: The samples.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    readings: tuple[Reading, ...]
+
+
+def metric_name(text: str) -> str:
+    """Return a valid Prometheus metric name: loops may name their counters freely."""
+    name = _NOT_IN_NAMES.sub("_", text)
+    return f"_{name}" if not name or name[0].isdigit() else name
+
+
+def check_installed() -> None:
+    """Raise `MissingExtraError` if prometheus-client is not installed."""
+    try:
+        import prometheus_client  # noqa: F401 - asked for here, so that its absence is explained
+    except ImportError:
+        raise MissingExtraError("a health port", "metrics") from None
+
+
+def exposition(families: Iterable[Family], *, process: bool = False) -> str:
+    """Return the metrics in the Prometheus text format; with `process`, including CPU time and memory."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    class Collected:
+        def collect(self) -> Iterator[Metric]:
+            return map(_metric, families)
+
+    registry = CollectorRegistry()
+    registry.register(Collected())
+    if process:
+        ProcessCollector(registry=registry)
+    return generate_latest(registry).decode()
+
+
+def _metric(family: Family) -> Metric:
+    from prometheus_client.metrics_core import Metric
+
+    name = metric_name(family.name)
+    # The writer adds the ending of counters itself.
+    metric = Metric(name.removesuffix("_total") if family.kind == "counter" else name, family.help, family.kind)
+    for reading in family.readings:
+        # Half a surrogate pair cannot be sent as UTF-8.
+        labels = {
+            metric_name(key): str(text).encode("utf-8", "replace").decode() for key, text in reading.labels.items()
+        }
+        metric.add_sample(name + reading.suffix, labels, reading.value)
+    return metric
+
+
+def build_info() -> Family:
+    """Return the version as a metric."""
+    return Family("fairtrial_build_info", "gauge", "The version that runs.", (Reading(1, {"version": __version__}),))
+
+
+def process_families() -> list[Family]:
+    """Return the metrics of this process: durations, waiting, and the runs of which it is the client."""
+    found = [_histogram(histogram) for histogram in metrics.HISTOGRAMS]
+    for measure in metrics.MEASURES:
+        values = measure.read().items()
+        readings = tuple(Reading(value, dict(zip(measure.labels, labels, strict=True))) for labels, value in values)
+        found.append(Family(measure.name, measure.kind, measure.help, readings))
+    runs = metrics.running()
+    trials: list[Reading] = []
+    costs: list[Reading] = []
+    depths: dict[str, MailboxDepth] = {}
+    for run in runs:
+        named = {"run": run.run_id, "suite": run.suite}
+        for state in ("planned", "stored", "outstanding"):
+            trials.append(Reading(getattr(run, state), {**named, "state": state}))
+        costs.append(Reading(run.cost_usd, named))
+        depths |= run.depths
+    return [
+        *found,
+        Family("fairtrial_run_trials", "gauge", "Trials of a run by state.", tuple(trials)),
+        Family("fairtrial_run_cost_usd", "gauge", "What a run has cost so far, in US dollars.", tuple(costs)),
+        *depth_families(depths),
+    ]
+
+
+def depth_families(depths: Mapping[str, MailboxDepth]) -> list[Family]:
+    """Return the depth of mailboxes as metrics."""
+    readings = tuple(
+        Reading(getattr(depth, state), {"mailbox": name, "state": state})
+        for name, depth in depths.items()
+        for state in _STATES
+    )
+    return [Family("fairtrial_mailbox_messages", "gauge", "Messages by where they are.", readings)] if readings else []
+
+
+def _histogram(histogram: metrics.Histogram) -> Family:
+    readings: list[Reading] = []
+    bounds = [*(f"{bound:g}" for bound in histogram.buckets), "+Inf"]
+    for labels, (counts, total) in histogram.read().items():
+        named = dict(zip(histogram.labels, labels, strict=True))
+        for bound, count in zip(bounds, accumulate(counts), strict=True):
+            readings.append(Reading(count, {**named, "le": bound}, "_bucket"))
+        readings += [Reading(sum(counts), named, "_count"), Reading(total, named, "_sum")]
+    return Family(histogram.name, "histogram", histogram.help, tuple(readings))
+
 
 _log = logging.getLogger(__name__)
 
@@ -162,3 +297,126 @@ def _rendered(page: Page, *, head_only: bool) -> bytes:
         "Connection: close\r\n\r\n"
     )
     return head.encode("ascii") + (b"" if head_only else body)
+
+
+STALL_SECONDS = 30.0
+HEALTH_HOST = "127.0.0.1"
+
+
+class Probe:
+    """Serves the endpoints of one process in a separate thread.
+
+    Args:
+        host: The interface to listen on.
+        port: The port; 0 for a free one.
+        watchdog: Detects a stuck event loop: `/live` and `/health` then fail. None disables this.
+        not_ready: Returns why the process is not ready; empty if it is.
+        render: Returns additional metrics of the process as text.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        watchdog: Watchdog | None,
+        not_ready: Callable[[], str],
+        render: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        if not 0 <= port <= 65535:
+            raise ConfigurationError(f"the health port must be between 0 and 65535 (got {port})")
+        check_installed()
+        self._watchdog = watchdog
+        self._not_ready = not_ready
+        self._render = render
+        pages = {"/live": self._live, "/ready": self._ready, "/health": self._health, "/metrics": self._metrics}
+        self._server = HealthServer(host, port, pages)
+        self.start = self._server.start
+        self.close = self._server.close
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where it listens."""
+        return self._server.address
+
+    def _stuck(self) -> str:
+        dog = self._watchdog
+        stuck = dog is not None and dog.stalled
+        return f"the event loop has been stuck for {dog.silence:.1f} s" if dog is not None and stuck else ""
+
+    async def _live(self) -> Page:
+        why = self._stuck()
+        return Page.json({"live": False, "why": why}, 503) if why else Page.json({"live": True})
+
+    async def _ready(self) -> Page:
+        why = self._not_ready()
+        return Page.json({"ready": True}) if not why else Page.json({"ready": False, "why": why}, 503)
+
+    async def _health(self) -> Page:
+        """Combine both for people: fails like `/live` and includes the text of `/ready`."""
+        stuck, why = self._stuck(), self._not_ready()
+        said = {"live": not stuck, "ready": not why, "why": stuck or why, "version": __version__}
+        return Page.json(said, 503 if stuck else 200)
+
+    async def _metrics(self) -> Page:
+        own = "" if self._render is None else await self._render()
+        dog = self._watchdog
+        vitals = [build_info(), *process_families()]
+        if dog is not None:
+            vitals += [
+                Family("fairtrial_event_loop_stalls_total", "counter", "Stalls so far.", (Reading(dog.stalls),)),
+                Family(
+                    "fairtrial_event_loop_silence_seconds",
+                    "gauge",
+                    "Time since the event loop last responded, beyond its usual interval.",
+                    (Reading(dog.silence),),
+                ),
+            ]
+        return Page(own + exposition(vitals, process=True), 200, CONTENT_TYPE)
+
+
+class ClientProbe:
+    """Serves the endpoints of a fleet client; register it as an observer of the run.
+
+    Args:
+        host: The interface to listen on.
+        port: The port; 0 for a free one.
+        stall_seconds: An event loop that does not respond for this long is stuck.
+    """
+
+    def __init__(self, host: str, port: int, *, stall_seconds: float = STALL_SECONDS) -> None:
+        self._stall_seconds = stall_seconds
+        self._watchdog = Watchdog(stall_seconds)
+        self._probe = Probe(host, port, watchdog=self._watchdog, not_ready=self._not_ready)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where it listens."""
+        return self._probe.address
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve while the block runs."""
+        self._probe.start()
+        try:
+            yield
+        finally:
+            self._probe.close()
+            loop, self._loop = self._loop, None
+            if loop is not None and loop.is_running():
+                loop.call_soon_threadsafe(self._watchdog.stop)  # Its timer belongs to that loop.
+
+    def publish(self, event: RunEvent) -> None:
+        """Start watching the event loop when the run starts."""
+        if isinstance(event, EvalRunStarted) and self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._watchdog.start()
+
+    def _not_ready(self) -> str:
+        if self._watchdog.stalled:
+            return "the event loop is stuck"
+        waiting = sorted(resource for (resource,), count in metrics.WAITING.read().items() if count > 0)
+        if waiting:
+            return f"waiting for the {' and the '.join(waiting)}"
+        return "" if metrics.running() else "no run is in progress"

@@ -1,34 +1,221 @@
-"""The worker that executes and scores trials."""
+"""A worker that scores: it checks the version of the code and handles requests."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import random
 import socket
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
+from fairtrial.base.isolation import ChildDiedError
+from fairtrial.base.metrics import TRIAL_SECONDS
 from fairtrial.data.dataset import Dataset
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError
 from fairtrial.fleet.messages import EvalRequest, ExpectedT, InputT, MainLoopRequest, MainLoopResult, new_id
-from fairtrial.fleet.worker.code_version import FingerprintCheck, WorkerAnnouncement
-from fairtrial.fleet.worker.config import EvalLoopConfig
-from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.fleet.worker.execution import SuspectExecutor, TrialExecutor, executor_of_task, known_types
-from fairtrial.fleet.worker.isolated import ExecuteInChild
+from fairtrial.fleet.worker.config import EvalLoopConfig, LoopCounters
+from fairtrial.fleet.worker.execution import (
+    ExecuteInChild,
+    SuspectExecutor,
+    TrialExecutor,
+    executor_of_task,
+    failed,
+    known_types,
+)
+from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.one_transaction import delivery_to
 from fairtrial.fleet.worker.outbox import Outbox
 from fairtrial.fleet.worker.remote import RemoteMainLoop
-from fairtrial.fleet.worker.request_handler import RequestHandler
 from fairtrial.fleet.worker.sessions import SessionStore
 from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
 from fairtrial.mailbox.body import bind_body_type
-from fairtrial.mailbox.protocol import Mailbox
-from fairtrial.runs.logs import log_fields
+from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.mailbox.server import ANNOUNCEMENT_SECONDS, announce
+from fairtrial.runs.events import log_fields
 from fairtrial.scoring.evaluator import Evaluator, Scorer
 from fairtrial.store.protocol import RunStore
 from fairtrial.trials.result import EvalResult, OutputT
 from fairtrial.trials.run_trial import TrialRules
+
+_log = logging.getLogger("fairtrial.fleet")
+_ANNOUNCE_SECONDS = ANNOUNCEMENT_SECONDS / 3
+_NAME_SHOWN = 60
+_MAX_LOGGED = 1000
+
+
+class FingerprintCheck:
+    """Hands back requests with a different fingerprint, so that a matching worker can take them.
+
+    Receiving backs off as such requests follow each other: if only requests for other code are queued, receiving them
+    again at once is useless.
+
+    Args:
+        config: Settings.
+        counters: The counters to update.
+        pause: Stops receiving for this many seconds.
+    """
+
+    def __init__(self, config: EvalLoopConfig, counters: LoopCounters, pause: Callable[[float], None]) -> None:
+        self._config = config
+        self._counters = counters
+        self._pause = pause
+        self._in_a_row = 0
+        self._logged: set[str] = set()
+
+    def matches(self, request: EvalRequest) -> bool:
+        """Return whether the fingerprints of request and worker match, if both have one."""
+        here, there = self._config.fingerprint, request.fingerprint
+        return not here or not there or here == there or self._config.allow_drift
+
+    def accept(self) -> None:
+        """Reset the backoff after a matching request."""
+        self._in_a_row = 0
+
+    async def refuse(self, message: Message[EvalRequest]) -> None:
+        """Hand back a request for other code with a delay, and pause receiving."""
+        self._counters.refused += 1
+        self._log_once(message.body)
+        self._in_a_row += 1
+        self._pause(min(self._config.refuse_seconds, 0.05 * self._in_a_row))
+        jitter = random.uniform(0.5, 1.0)  # noqa: S311 - a delay, not a secret
+        await message.hand_back(self._config.refuse_seconds * jitter)
+
+    def _log_once(self, request: EvalRequest) -> None:
+        if request.fingerprint in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return
+        self._logged.add(request.fingerprint)
+        _log.warning(
+            "requests of run %s were made from other code than this worker's (fingerprint %s, here %s) and are "
+            "handed back. Start workers with the submitter's code, or with --allow-drift "
+            "(EvalLoopConfig.allow_drift)",
+            request.key.run_id,
+            request.fingerprint,
+            self._config.fingerprint,
+            extra={"run": request.key.run_id},
+        )
+
+
+class WorkerAnnouncement:
+    """Announces a worker and its fingerprint to clients, also while it drains.
+
+    Use it as an async context manager around the work. Announcements expire; the last one is withdrawn.
+    """
+
+    def __init__(self, requests: Mailbox[Any], worker: str, config: EvalLoopConfig) -> None:
+        self._requests = requests
+        self._worker = worker
+        self._fingerprint = "" if config.allow_drift else config.fingerprint
+        # The name is only displayed and not unique; it must not contain white space.
+        self._id = f"{new_id()} {'-'.join(worker.split())[:_NAME_SHOWN]}"
+        self._task: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._repeat())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._announce(0)
+
+    async def _repeat(self) -> None:
+        while True:
+            await self._announce(ANNOUNCEMENT_SECONDS)
+            await asyncio.sleep(_ANNOUNCE_SECONDS)
+
+    async def _announce(self, ttl_seconds: float) -> None:
+        try:
+            await announce(self._requests, self._id, self._fingerprint, ttl_seconds)
+        except MailboxError as error:
+            _log.debug("worker %s could not be announced: %s", self._worker, error)
+
+
+class RequestHandler:
+    """Handles requests for trials.
+
+        other code ──> handed back              nowhere to deliver to ──> dead letter
+        suspected ──> executed in a child       all others ──> executed here
+
+    Args:
+        executor: Executes trials in this process.
+        suspects: Executes suspected poison messages in child processes.
+        outbox: Delivers results.
+        code: Detects requests made from other code.
+        config: Settings.
+        counters: The counters to update.
+        has_address: Whether results have a destination if a request has no `reply_to`.
+    """
+
+    def __init__(
+        self,
+        executor: TrialExecutor,
+        suspects: SuspectExecutor,
+        outbox: Outbox,
+        code: FingerprintCheck,
+        config: EvalLoopConfig,
+        counters: LoopCounters,
+        *,
+        has_address: bool,
+    ) -> None:
+        self._executor = executor
+        self._suspects = suspects
+        self._outbox = outbox
+        self._code = code
+        self._policy = config.dlq
+        self._counters = counters
+        self._has_address = has_address
+
+    async def handle(self, job: Job[EvalRequest]) -> None:
+        """Handle one request; the worker settles errors that this raises, according to its policy."""
+        message = job.message
+        if not self._code.matches(message.body):
+            await self._code.refuse(message)
+            return
+        if not self._has_address and message.reply_to is None:
+            # The result could not be delivered, so do not pay for it.
+            why = "the request names no mailbox for its result, and the worker has none"
+            await self._outbox.single.set_aside(message, why)
+            return
+        self._code.accept()
+        began = time.monotonic()
+        try:
+            if message.expiries and self._policy.treatment(message.expiries) == "run_isolated":
+                result = await self._suspects.run(job)
+            else:
+                result = await self._executor.run(message.body)
+        except (LeaseLostError, asyncio.CancelledError):
+            raise
+        except ChildDiedError as error:
+            self._counters.crashes += 1
+            await self._outbox.single.dead_letter(job, f"the trial crashes its process: {error}", error)
+            return
+        except BaseException as error:  # User code may raise anything, KeyboardInterrupt too.
+            if job.orphaned:
+                return
+            if self._policy.verdict(error, message.delivery_count) != "dead_letter":
+                raise
+            reason = f"given up after {message.delivery_count} deliveries: {error!r}"
+            await self._outbox.single.dead_letter(job, reason, error)
+            return
+        if job.orphaned:
+            return  # Too late: a timeout is being delivered as its result.
+        TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
+        job.executed()
+        if message.delivery_count > 1:
+            result = replace(result, metadata={**result.metadata, "deliveries": message.delivery_count})
+        self._outbox.put(job, result)
+
+    async def handle_late(self, job: Job[EvalRequest]) -> None:
+        """Deliver a timeout for a trial whose code ignored its cancellation."""
+        seconds = self._executor.rules.longest_seconds
+        text = f"the trial did not end within {seconds:g} s and ignored its cancellation"
+        self._outbox.put(job, failed(job.message.body, "timeout", "task", text))
 
 
 class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have defaults

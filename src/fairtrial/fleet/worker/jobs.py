@@ -1,22 +1,172 @@
-"""The messages that a worker is processing: their stage, their slots and their leases."""
+"""The jobs of a worker: begun, leased, settled; its states."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+from fairtrial.base.backoff import UNAVAILABLE, retry_while_unavailable
+from fairtrial.base.backoff import backoff as growing_pause
+from fairtrial.base.frozen import EMPTY
 from fairtrial.base.offload import orphan
-from fairtrial.errors import LeaseLostError
-from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.fleet.worker.lifecycle import WorkerLifecycle
-from fairtrial.fleet.worker.settlement import MessageSettler, message_fields
+from fairtrial.errors import ConfigurationError, FairtrialError, LeaseLostError
+from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
 from fairtrial.mailbox.lease import Lease, LeaseExtender
-from fairtrial.mailbox.protocol import Message
+from fairtrial.mailbox.protocol import DLQPolicy, Message
+from fairtrial.mailbox.server import RETURN_SECONDS
+from fairtrial.runs.events import trial_fields
+from fairtrial.trials.context import TrialKey
 
 _log = logging.getLogger("fairtrial.fleet")
+
+
+class MessageSettler:
+    """Settles messages that their handler did not settle. Never raises.
+
+    Args:
+        mailbox: The name of their mailbox, for the log.
+        policy: When to retry, and when to give up.
+        counters: The counters to update.
+    """
+
+    def __init__(self, mailbox: str, policy: DLQPolicy, counters: LoopCounters) -> None:
+        self._mailbox = mailbox
+        self._policy = policy
+        self._counters = counters
+
+    def record_loss(self, message: Message[Any]) -> None:
+        """Count a message whose lease was lost; this worker can no longer settle it."""
+        self._counters.lease_losses += 1
+        _log.warning("lost the lease of message %s of %s", message.id, self._mailbox, extra=message_fields(message))
+
+    async def hand_back(self, message: Message[Any]) -> None:
+        """Return an unfinished message, so that another worker receives it at once."""
+        self._counters.handed_back += 1
+        await self._settle(message.hand_back)
+
+    async def fail(self, message: Message[Any], error: BaseException) -> None:
+        """Return a message for a retry, or make it a dead letter, after its handler failed."""
+        named, fields = (message.id, self._mailbox), message_fields(message)
+        if message.settled:
+            _log.error("error after message %s of %s was settled: %r", *named, error, extra=fields)
+        elif self._policy.verdict(error, message.delivery_count) == "dead_letter":
+            self._counters.dead_lettered += 1
+            _log.error("dead-lettering message %s of %s: %r", *named, error, extra=fields)
+            await self._settle(lambda: message.dead_letter(str(error), error=type(error).__name__))
+        else:
+            self._counters.retried += 1
+            delay = self._policy.delay(message.delivery_count)
+            _log.warning("message %s of %s will be redelivered in %.1f s: %r", *named, delay, error, extra=fields)
+            await self._settle(lambda: message.nack(delay))
+
+    async def _settle(self, settle: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await retry_while_unavailable(
+                settle, f"settling a message of {self._mailbox}", _log, seconds=RETURN_SECONDS
+            )
+        except Exception as error:
+            _log.warning("a message of %s will be redelivered when its lease expires: %s", self._mailbox, error)
+
+
+def message_fields(message: Message[Any]) -> dict[str, Any]:
+    """Return the trial that a message asks for, as fields of a log record; bodies may have any type."""
+    key = getattr(message.body, "key", None)
+    return trial_fields(key, getattr(message.body, "attempt", None)) if isinstance(key, TrialKey) else {}
+
+
+type WorkerPhase = Literal["idle", "receiving", "draining", "handing_back"]
+
+
+class WorkerLifecycle:
+    """The state machine of a worker: idle -> receiving -> draining -> handing_back -> idle.
+
+    A stop may be requested in any phase, also before `run`, and from any thread. It ends `receiving` and limits the
+    duration of `draining`; a request to hurry ends draining too. Tasks that wait for a free slot, for jobs to end or
+    for a pause to be over wait for a change here.
+    """
+
+    def __init__(self) -> None:
+        self.phase: WorkerPhase = "idle"
+        self.stop_requested = False
+        self.hurry_requested = False
+        self.stopped: asyncio.Future[None]  # Done once a stop is requested, for `asyncio.wait`.
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether `run` is in progress."""
+        return self.phase != "idle"
+
+    def start(self) -> None:
+        """Start receiving. A stop that was requested earlier still applies."""
+        if self.running:
+            raise ConfigurationError("this loop is already running")
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self.stopped = self._loop.create_future()
+        self.phase = "receiving"
+
+    def drain(self) -> None:
+        """Stop receiving; jobs in progress may finish."""
+        self.phase = "draining"
+
+    def hand_back(self) -> None:
+        """Cancel jobs in progress; their messages are handed back."""
+        self.phase = "handing_back"
+
+    def end(self) -> None:
+        """Clear the request to stop, so that the worker can run again."""
+        self.phase = "idle"
+        self.stop_requested = self.hurry_requested = False
+        self._loop = None
+
+    def request_stop(self) -> None:
+        """Request the worker to end, from any thread or a signal handler."""
+        self.stop_requested = True
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._announce_stop)
+            except RuntimeError:
+                pass  # The event loop is closed: there is nothing left to stop.
+
+    def request_hurry(self) -> None:
+        """Request the worker to end without waiting for jobs in progress, from any thread or a signal handler."""
+        self.hurry_requested = True
+        self.request_stop()
+
+    def _announce_stop(self) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the tasks that wait for a change."""
+        self._changed.set()
+
+    async def wait_for_change(self, deadline: float | None = None) -> bool:
+        """Wait until a job ends, a slot is free or a stop is requested; False if `deadline` passes first."""
+        self._changed.clear()
+        if deadline is None:
+            await self._changed.wait()
+            return True
+        try:
+            await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+        except TimeoutError:
+            return False
+        return True
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until the time is over or a stop is requested."""
+        deadline = time.monotonic() + seconds
+        while not self.stop_requested and time.monotonic() < deadline:
+            if not await self.wait_for_change(deadline):
+                return
+
 
 type JobStage = Literal["executing", "delivering", "orphaned", "ended"]
 type TaskState = Literal["scheduled", "running", "detached"]
@@ -258,3 +408,38 @@ class OrphanedTasks[T]:
         """Let the event loop end without waiting for orphaned tasks."""
         for task in self._tasks:
             orphan(task)
+
+
+_MAX_BACKOFF = 10.0
+
+
+def backoff(failures: int) -> float:
+    """Return the seconds to wait after this many failures in a row: capped, and half of it random."""
+    return growing_pause(failures, first=0.1, longest=_MAX_BACKOFF)
+
+
+class DeliveryAttempts:
+    """Retries the delivery of one result with backoff, and renews the lease meanwhile.
+
+    If the receiver rejects the result, delivery is retried until `give_up_at`. If the receiver is unavailable, the
+    result is kept as long as this process lives, because it was paid for.
+    """
+
+    def __init__(self, job: Job[Any], config: LoopConfig, counters: LoopCounters) -> None:
+        self._job = job
+        self._config = config
+        self._counters = counters
+        self._failures = 0
+        self.give_up_at = time.monotonic() + config.delivery_seconds
+
+    async def pause(self, error: FairtrialError, what: str, fields: Mapping[str, Any] = EMPTY) -> bool:
+        """Pause before the next attempt; False if there is none."""
+        self._failures += 1
+        if time.monotonic() >= self.give_up_at and not isinstance(error, UNAVAILABLE):
+            return False
+        self._counters.delivery_retries += 1
+        delay = backoff(self._failures)
+        self._job.keep_until(max(self.give_up_at, time.monotonic() + delay) + self._config.buffer_seconds)
+        _log.warning("retrying the delivery of %s in %.1f s: %s", what, delay, error, extra=fields)
+        await asyncio.sleep(delay)
+        return True

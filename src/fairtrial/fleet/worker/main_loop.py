@@ -12,8 +12,7 @@ from typing import Any
 
 from fairtrial.base.isolation import ChildDiedError, IsolatedRunner
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.dispatcher import ControlDispatcher
-from fairtrial.data.session.session import Session
+from fairtrial.data.session.session import ControlDispatcher, Session
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -23,22 +22,18 @@ from fairtrial.errors import (
     ReplyNotAvailableError,
 )
 from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult, new_id
-from fairtrial.fleet.worker.config import MainLoopConfig
-from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.fleet.worker.isolated import SuspectPool, emit_answers
-from fairtrial.fleet.worker.jobs import Job
-from fairtrial.fleet.worker.retries import DeliveryAttempts
+from fairtrial.fleet.worker.config import LoopCounters, MainLoopConfig
+from fairtrial.fleet.worker.execution import SuspectPool, emit_answers
+from fairtrial.fleet.worker.jobs import DeliveryAttempts, Job
 from fairtrial.fleet.worker.sessions import SessionStore, discard_session
 from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
-from fairtrial.runs.logs import log_fields
-from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.context import TrialContext, _current
-from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.keys import TrialKey
+from fairtrial.runs.events import log_fields
+from fairtrial.trials.config import EvalConfig, Experiment
+from fairtrial.trials.context import TrialContext, TrialKey, _current
 from fairtrial.trials.run_trial import describe_error
 from fairtrial.trials.sample_types import KnownTypes, changes_parts, value_type_name
 from fairtrial.trials.task import ResolvedTask, Task, resolve_task

@@ -24,11 +24,11 @@ from fairtrial.base.offload import DaemonThreads, finish
 from fairtrial.errors import LeaseLostError, StoreError, StoreUnavailableError, UnknownRunError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import committed_channel
-from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.fleet.worker.delivery import Delivery, ToMailbox, ToSender, ToStore
+from fairtrial.fleet.worker.config import LoopCounters
+from fairtrial.fleet.worker.outbox import Delivery, ToMailbox, ToSender, ToStore
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.mailbox.server import ServerMailbox
-from fairtrial.runs.logs import trial_fields
+from fairtrial.runs.events import trial_fields
 from fairtrial.runs.run_lease import is_client_owner
 from fairtrial.store.protocol import RESUMABLE, Committed, RunStore
 from fairtrial.trials.result import EvalResult
@@ -182,7 +182,7 @@ class _Settling:
 
     def begin(self, connection: Connection) -> None:
         """Acknowledge the requests, or make them dead letters."""
-        from fairtrial.mailbox.postgres.receipt import settle_within
+        from fairtrial.mailbox.postgres.receive import settle_within
 
         reasons = None if self._death is None else [(reply.result.error or "", self._death) for _, reply in self._batch]
         receipts = [cast(Any, message.receipt) for message, _ in self._batch]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fairtrial.base.codec import from_json, to_json
-from fairtrial.data.session.snapshot import restore_session
+from fairtrial.data.session.session import restore_session
 from fairtrial.errors import (
     BodyError,
     ConfigurationError,
@@ -23,7 +23,7 @@ from fairtrial.errors import (
     StoreUnavailableError,
 )
 from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult
-from fairtrial.fleet.worker.retries import backoff
+from fairtrial.fleet.worker.jobs import backoff
 from fairtrial.fleet.worker.sessions import SessionStore, discard_session
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.trials.context import TrialContext

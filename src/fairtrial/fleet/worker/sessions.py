@@ -249,7 +249,7 @@ class RedisSessionStore:
     async def _run(self, *command: str | bytes | int) -> object:
         from redis.exceptions import RedisError
 
-        from fairtrial.mailbox.redis.errors import translated
+        from fairtrial.mailbox.redis.topology import translated
 
         try:
             return await self._connection.command(*command)

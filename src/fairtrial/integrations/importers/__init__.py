@@ -17,7 +17,7 @@ from fairtrial.integrations.importers.records import Importer
 
 # Format -> module and class; loaded when the format is used.
 IMPORTERS: Mapping[str, tuple[str, str]] = {
-    "inspect": ("fairtrial.integrations.importers.inspect_logs", "InspectLogs"),
+    "inspect": ("fairtrial.integrations.importers.inspect_log", "InspectLogs"),
     "promptfoo": ("fairtrial.integrations.importers.promptfoo", "PromptfooResults"),
     "lm-eval": ("fairtrial.integrations.importers.lm_eval", "LmEvalSamples"),
     "pydantic-evals": ("fairtrial.integrations.importers.pydantic_evals", "PydanticEvals"),

@@ -19,9 +19,13 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.index import placed, read_lines
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
-from fairtrial.integrations.importers.records import Import, ImportedRun, ImportedSuite, ImportedTrial
-from fairtrial.integrations.importers.scores import ScoreRanges, SourceScore
-from fairtrial.integrations.importers.values import (
+from fairtrial.integrations.importers.records import (
+    Import,
+    ImportedRun,
+    ImportedSuite,
+    ImportedTrial,
+    ScoreRanges,
+    SourceScore,
     as_mapping,
     as_number,
     as_text,

@@ -23,8 +23,11 @@ from fairtrial.data.session.events import PromptExecuted, TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.integrations.importers.openai_graders import reference_key, suite_code, translate, unused
-from fairtrial.integrations.importers.records import Import, ImportedRun, ImportedSuite, ImportedTrial
-from fairtrial.integrations.importers.values import (
+from fairtrial.integrations.importers.records import (
+    Import,
+    ImportedRun,
+    ImportedSuite,
+    ImportedTrial,
     as_mapping,
     as_number,
     as_objects,

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.errors import DataError
-from fairtrial.integrations.importers.records import TranslatedGrader
-from fairtrial.integrations.importers.syntax import fill, fill_expression, literal, names_in, replace_names, source_of
-from fairtrial.integrations.importers.values import as_number, as_text
+from fairtrial.integrations.importers.records import (
+    TranslatedGrader,
+    as_number,
+    as_text,
+    fill,
+    fill_expression,
+    literal,
+    names_in,
+    replace_names,
+    source_of,
+)
 
 _FIELD = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 _ITEM = re.compile(r"item((?:\.\w+|\[[0-9]{1,9}\]){1,20})")

@@ -18,9 +18,13 @@ from fairtrial.data.session.events import PromptExecuted, TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.openai_graders import unused
-from fairtrial.integrations.importers.records import Import, ImportedRun, ImportedSuite, ImportedTrial
-from fairtrial.integrations.importers.scores import ScoreRanges, SourceScore
-from fairtrial.integrations.importers.values import (
+from fairtrial.integrations.importers.records import (
+    Import,
+    ImportedRun,
+    ImportedSuite,
+    ImportedTrial,
+    ScoreRanges,
+    SourceScore,
     as_mapping,
     as_milliseconds,
     as_number,

@@ -15,9 +15,13 @@ from fairtrial.base.codec import digest
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DataError
-from fairtrial.integrations.importers.records import Import, ImportedRun, ImportedSuite, ImportedTrial
-from fairtrial.integrations.importers.scores import ScoreRanges, SourceScore
-from fairtrial.integrations.importers.values import (
+from fairtrial.integrations.importers.records import (
+    Import,
+    ImportedRun,
+    ImportedSuite,
+    ImportedTrial,
+    ScoreRanges,
+    SourceScore,
     as_mapping,
     as_milliseconds,
     as_number,

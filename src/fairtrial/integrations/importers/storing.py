@@ -20,7 +20,7 @@ from fairtrial.errors import DataError, StoreError, UnknownRunError
 from fairtrial.integrations.importers.records import ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.store.notes import ImportNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 
 _BATCH = 256

@@ -12,12 +12,11 @@ from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoke
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.importers.inspect_log import number_of
-from fairtrial.integrations.importers.values import experiment_name, suite_name
+from fairtrial.integrations.importers.records import experiment_name, suite_name
 from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.suites.suite import EvalSuite
-from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.context import TrialContext
-from fairtrial.trials.experiment import Experiment
 
 if TYPE_CHECKING:
     from fairtrial.integrations.inspect.shim import Execution

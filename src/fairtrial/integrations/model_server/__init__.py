@@ -7,7 +7,7 @@ It can also serve a project of OpenAI's hosted Evals (`HostedEvals`), for tests 
 In this process: `ModelServer`. In another: `spawn_model_server`. From the shell: `python -m` this package.
 """
 
-from fairtrial.integrations.model_server.config import ServerConfig, ServerOptions
+from fairtrial.integrations.model_server.config import FaultPlan, FaultRule, ServerConfig, ServerOptions
 from fairtrial.integrations.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
@@ -32,15 +32,30 @@ from fairtrial.integrations.model_server.faults import (
     ToolsNeedResponses,
     WrongShape,
 )
-from fairtrial.integrations.model_server.hosted_evals import HostedEvals
-from fairtrial.integrations.model_server.latency import FixedLatency, Latency, LogNormalLatency, UniformLatency
-from fairtrial.integrations.model_server.plan import FaultPlan, FaultRule
-from fairtrial.integrations.model_server.process import ModelServerProcess, spawn_model_server
-from fairtrial.integrations.model_server.reply import Reply, ToolCallReply, Usage, count_tokens
-from fairtrial.integrations.model_server.request import ParsedMessage, ParsedRequest, ParsedTool
-from fairtrial.integrations.model_server.rules import Predicate, Replies, ReplyFunction, Rule, Script
-from fairtrial.integrations.model_server.schema import UnsatisfiedSchemaError, minimal_instance
-from fairtrial.integrations.model_server.server import ModelServer
+from fairtrial.integrations.model_server.reply import (
+    FixedLatency,
+    Latency,
+    LogNormalLatency,
+    ParsedMessage,
+    ParsedRequest,
+    ParsedTool,
+    Reply,
+    ToolCallReply,
+    UniformLatency,
+    Usage,
+    count_tokens,
+)
+from fairtrial.integrations.model_server.rules import (
+    HostedEvals,
+    Predicate,
+    Replies,
+    ReplyFunction,
+    Rule,
+    Script,
+    UnsatisfiedSchemaError,
+    minimal_instance,
+)
+from fairtrial.integrations.model_server.server import ModelServer, ModelServerProcess, spawn_model_server
 from fairtrial.integrations.model_server.stats import ServerStats
 
 __all__ = [

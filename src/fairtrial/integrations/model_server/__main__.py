@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairtrial.integrations.model_server.config import ServerConfig
-from fairtrial.integrations.model_server.latency import FixedLatency
+from fairtrial.integrations.model_server.reply import FixedLatency
 from fairtrial.integrations.model_server.server import ModelServer
 
 

@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from fairtrial.integrations.model_server.reply import Reply, Usage, pieces
-from fairtrial.integrations.model_server.request import (
+from fairtrial.integrations.model_server.openai_wire import to_bytes
+from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
     ParsedRequest,
     ParsedTool,
+    Reply,
+    Usage,
     digest_of,
+    pieces,
     required,
 )
-from fairtrial.integrations.model_server.request import Protocol as ProtocolName
-from fairtrial.integrations.model_server.wire import to_bytes
+from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
 _PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
 _STOP = {

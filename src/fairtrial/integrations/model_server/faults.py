@@ -9,9 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fairtrial.base.frozen import first_is
-from fairtrial.integrations.model_server.latency import FixedLatency, Latency, LogNormalLatency, UniformLatency
-from fairtrial.integrations.model_server.record import Record
-from fairtrial.integrations.model_server.reply import TokenDamage
+from fairtrial.integrations.model_server.reply import (
+    FixedLatency,
+    Latency,
+    LogNormalLatency,
+    Record,
+    TokenDamage,
+    UniformLatency,
+)
 
 
 @first_is(int, float, NoneType)

@@ -6,17 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.integrations.model_server.reply import Reply, ToolCallReply, Usage, pieces
-from fairtrial.integrations.model_server.request import (
+from fairtrial.integrations.model_server.openai_wire import to_bytes
+from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
     ParsedRequest,
     ParsedTool,
+    Reply,
+    ToolCallReply,
+    Usage,
     digest_of,
+    pieces,
     required,
 )
-from fairtrial.integrations.model_server.request import Protocol as ProtocolName
-from fairtrial.integrations.model_server.wire import to_bytes
+from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
 _PATH = re.compile(r"/models/(?P<model>[^/:]+):(?P<stream>stream)?[gG]enerateContent")
 _STATUSES = {

@@ -1,23 +1,71 @@
-"""OpenAI's chat completions API."""
+"""The protocol of OpenAI: chat completions and embeddings."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from fairtrial.integrations.model_server.draw import draw
-from fairtrial.integrations.model_server.reply import Reply, ToolCallReply, Usage, pieces
-from fairtrial.integrations.model_server.request import (
+from fairtrial.integrations.model_server.reply import (
+    Engine,
     InvalidRequestError,
     ParsedRequest,
     ParsedTool,
+    Reply,
+    ToolCallReply,
+    Usage,
+    check_request,
     digest_of,
+    draw,
     parse_messages,
+    pieces,
     required,
+    wanted,
 )
-from fairtrial.integrations.model_server.request import Protocol as ProtocolName
-from fairtrial.integrations.model_server.token_ids import Engine, check_request, wanted
-from fairtrial.integrations.model_server.wire import EPOCH, to_bytes
+from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
+
+# A fixed creation time, so that equal servers give answers that are equal byte for byte.
+EPOCH = 1_700_000_000
+
+
+class Wire(Protocol):
+    """One provider's protocol: how requests are read and answers are written."""
+
+    name: ProtocolName
+
+    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Parse a request; raises `InvalidRequestError` if the provider would refuse it."""
+        ...
+
+    def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
+        """The body of an answer."""
+        ...
+
+    def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
+        """The events of a streamed answer, ready to be sent."""
+        ...
+
+    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """The body of an error answer."""
+        ...
+
+    def error_event(self, message: str) -> bytes:
+        """The event that ends a stream in failure."""
+        ...
+
+    def raw_event(self, data: str) -> bytes:
+        """An event with any text as its data, for faults."""
+        ...
+
+
+def to_bytes(value: object) -> bytes:
+    """Encode a value as ASCII JSON, so that even a lone surrogate can be sent. Bytes are returned unchanged."""
+    if isinstance(value, bytes):
+        return value
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
 
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 404: "invalid_request_error", 429: "requests"}
 _CODES = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found", 429: "rate_limit_exceeded"}
@@ -246,3 +294,46 @@ def _output_schema(response_format: object) -> Mapping[str, Any] | None:
             schema: Mapping[str, Any] = named["schema"]
             return schema
     raise InvalidRequestError("response_format: type must be text, json_object or json_schema")
+
+
+_DIMENSIONS = 64
+_WORD = re.compile(r"\w+")
+
+
+class EmbeddingsWire(OpenAIWire):
+    """Reads `POST /v1/embeddings` and answers with a vector of the words of each text.
+
+    Each word adds a fixed pseudo-random vector, so texts with the same words have a cosine of 1 and texts without a
+    common word one near 0.
+    """
+
+    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """The request in neutral form: one message of the user per text."""
+        model = required(body, "model", str)
+        given = body.get("input")
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise InvalidRequestError("input: a text or a list of texts that are not empty is required")
+        dimensions = body.get("dimensions", _DIMENSIONS)
+        if not isinstance(dimensions, int) or not 1 <= dimensions <= 4096:
+            raise InvalidRequestError("dimensions: a whole number from 1 to 4096 is required")
+        messages = parse_messages([{"role": "user", "content": text} for text in texts])
+        return ParsedRequest(number, self.name, model, messages, body, digest_of(raw), len(raw), headers=headers)
+
+    def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
+        """The body of an answer."""
+        dimensions = request.body.get("dimensions", _DIMENSIONS)
+        data = [
+            {"object": "embedding", "index": place, "embedding": word_vector(message.text, dimensions)}
+            for place, message in enumerate(request.messages)
+        ]
+        counts = {"prompt_tokens": usage.input_tokens, "total_tokens": usage.input_tokens}
+        return {"object": "list", "data": data, "model": request.model, "usage": counts}
+
+
+def word_vector(text: str, dimensions: int = _DIMENSIONS) -> list[float]:
+    """Return a vector of length 1 that depends only on the words of a text, whatever their order and case."""
+    words = _WORD.findall(text.casefold()) or [text]
+    vector = [math.fsum(draw(0, f"{word} {place}", 0) - 0.5 for word in words) for place in range(dimensions)]
+    length = math.sqrt(math.fsum(number * number for number in vector)) or 1.0
+    return [number / length for number in vector]

@@ -17,7 +17,7 @@ from fairtrial.integrations.model_server.faults import (
     TemperatureRefused,
     ToolsNeedResponses,
 )
-from fairtrial.integrations.model_server.request import ParsedRequest
+from fairtrial.integrations.model_server.reply import ParsedRequest
 
 _MAX_CALLS = 100_000
 _THINKING = ("thinking", "redacted_thinking")

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.integrations.model_server.openai_wire import OpenAIWire
-from fairtrial.integrations.model_server.reply import Reply, Usage, pieces
-from fairtrial.integrations.model_server.request import (
+from fairtrial.integrations.model_server.openai_wire import EPOCH, OpenAIWire, to_bytes
+from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
     ParsedRequest,
     ParsedTool,
+    Reply,
+    Usage,
     digest_of,
+    pieces,
     required,
     text_of,
 )
-from fairtrial.integrations.model_server.request import Protocol as ProtocolName
-from fairtrial.integrations.model_server.wire import EPOCH, to_bytes
+from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
 _ENCRYPTED = "reasoning.encrypted_content"
 _HOSTED = frozenset({"web_search", "file_search", "code_interpreter", "image_generation"})

@@ -1,4 +1,4 @@
-"""The HTTP service: receives requests and sends answers and faults. The only module that needs aiohttp."""
+"""The routes of a model server, and its quotas."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import formatdate
+from time import monotonic
 from typing import Any
 
 from aiohttp import web
 
 from fairtrial.integrations.model_server.anthropic_wire import AnthropicWire
 from fairtrial.integrations.model_server.bedrock_wire import BedrockWire
-from fairtrial.integrations.model_server.config import ServerConfig
-from fairtrial.integrations.model_server.draw import draw
-from fairtrial.integrations.model_server.embeddings_wire import EmbeddingsWire
+from fairtrial.integrations.model_server.config import FaultPlan, ServerConfig
 from fairtrial.integrations.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
@@ -46,17 +45,38 @@ from fairtrial.integrations.model_server.faults import (
     WrongShape,
 )
 from fairtrial.integrations.model_server.gemini_wire import GeminiWire
-from fairtrial.integrations.model_server.hosted_evals import ResourceWire
-from fairtrial.integrations.model_server.openai_wire import OpenAIWire
-from fairtrial.integrations.model_server.plan import FaultPlan
-from fairtrial.integrations.model_server.quota import TokenBucket
+from fairtrial.integrations.model_server.openai_wire import EPOCH, EmbeddingsWire, OpenAIWire, Wire, to_bytes
 from fairtrial.integrations.model_server.refusals import Refusal, SentReasoning, refusal
-from fairtrial.integrations.model_server.reply import Reply
-from fairtrial.integrations.model_server.request import InvalidRequestError, ParsedRequest
+from fairtrial.integrations.model_server.reply import InvalidRequestError, ParsedRequest, Reply, draw
 from fairtrial.integrations.model_server.responses_wire import ResponsesWire
-from fairtrial.integrations.model_server.rules import Speaker
+from fairtrial.integrations.model_server.rules import ResourceWire, Speaker
 from fairtrial.integrations.model_server.stats import RequestLog, request_to_json, stats_to_json
-from fairtrial.integrations.model_server.wire import EPOCH, Wire, to_bytes
+
+
+class TokenBucket:
+    """Grants `rate` requests per second on average, and up to `burst` at once after a pause."""
+
+    def __init__(self, rate: float, burst: int | None = None, *, clock: Callable[[], float] = monotonic) -> None:
+        if rate <= 0:
+            raise ValueError(f"the rate of a quota must be more than 0 requests per second (got {rate!r})")
+        self._rate = rate
+        self._burst = float(max(1, int(rate)) if burst is None else burst)
+        if self._burst < 1:
+            raise ValueError(f"the burst of a quota must be at least 1 (got {burst!r})")
+        self._clock = clock
+        self._tokens = self._burst
+        self._filled_at = clock()
+
+    def take(self) -> bool:
+        """Take one request from the bucket; returns whether it was granted."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
 
 _RULES = (ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, StreamOptionsRefused, EncryptedRefused)
 _MAX_BODY = 256 * 1024 * 1024

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairtrial.base.frozen import first_is
-from fairtrial.integrations.model_server.reply import Usage
-from fairtrial.integrations.model_server.request import ParsedRequest
+from fairtrial.integrations.model_server.reply import ParsedRequest, Usage
 
 
 @first_is(int)

@@ -1,8 +1,9 @@
-"""Sandboxes by bubblewrap: namespaces without a daemon, without an image and without root."""
+"""Sandboxes of bubblewrap."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -10,18 +11,143 @@ import socket
 import struct
 import subprocess
 import sys
+import uuid
 import weakref
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from fairtrial.errors import ConfigurationError, SandboxError, SandboxUnavailableError
 from fairtrial.integrations.sandbox.bwrap_arguments import WORK, search_path, start_of
-from fairtrial.integrations.sandbox.cgroup import Cgroup
-from fairtrial.integrations.sandbox.obstacles import explain_refusal
-from fairtrial.integrations.sandbox.pumps import CappedOutput, write_all
-from fairtrial.integrations.sandbox.settings import ExceededLimit, RawResult, SandboxCommand, SandboxSettings
+from fairtrial.integrations.sandbox.settings import (
+    MIB,
+    ExceededLimit,
+    RawResult,
+    SandboxCommand,
+    SandboxLimits,
+    SandboxSettings,
+    explain_refusal,
+)
+
+_PREFIX = "fairtrial-sandbox-"
+_OWN = "fairtrial-host"
+_EXTRA_MEMORY = 128 * MIB  # Shared memory and the first process.
+_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def _allow_groups(parent: Path) -> None:
+    """Allow groups with limits below ours. Processes may only be in groups without any: ours alone moves aside."""
+    control, members = parent / "cgroup.subtree_control", parent / "cgroup.procs"
+    try:
+        control.write_text("+memory +pids")
+    except OSError as error:
+        if error.errno != errno.EBUSY or members.read_text().split() != [str(os.getpid())]:
+            raise
+        (parent / _OWN).mkdir(exist_ok=True)
+        (parent / _OWN / "cgroup.procs").write_text(str(os.getpid()))
+        control.write_text("+memory +pids")
+
+
+class Cgroup:
+    """The control group of one sandbox: the kernel refuses more memory and more processes, without a gap."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, limits: SandboxLimits, *, root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> Self | None:
+        """Return a group with these limits; None if cgroup v2 is not there or not writable."""
+        try:
+            own = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+            parent = root / own.strip("/").removesuffix(_OWN)
+            if not {"memory", "pids"} <= set((parent / "cgroup.controllers").read_text().split()):
+                return None
+            _allow_groups(parent)
+            for left in parent.glob(f"{_PREFIX}*"):
+                with contextlib.suppress(OSError):
+                    left.rmdir()  # Of a process that was killed; a group in use is not empty and stays.
+            group = cls(parent / f"{_PREFIX}{uuid.uuid4().hex}")
+            group.path.mkdir()
+        except (OSError, StopIteration):
+            return None
+        try:
+            # Files of the sandbox are kept in memory and count.
+            group._set("memory.max", limits.memory + 2 * limits.disk + _EXTRA_MEMORY)
+            group._set("pids.max", limits.processes + 2)
+            with contextlib.suppress(OSError):
+                group._set("memory.swap.max", 0)  # Missing without swap accounting.
+        except OSError:
+            group.remove()
+            return None
+        return group
+
+    def _set(self, name: str, value: int) -> None:
+        (self.path / name).write_text(str(value))
+
+    def add(self, pid: int) -> None:
+        """Put a process into the group; what it starts later is in it too."""
+        self._set("cgroup.procs", pid)
+
+    def remove(self) -> None:
+        """Remove the group, once its processes have ended."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+_CHUNK = 256 * 1024
+
+
+class CappedOutput:
+    """What a command writes: the first bytes are kept, the rest is read and discarded."""
+
+    __slots__ = ("data", "limit", "truncated")
+
+    def __init__(self, limit: int) -> None:
+        self.data = bytearray()
+        self.limit = limit
+        self.truncated = False
+
+    def add(self, chunk: bytes) -> None:
+        """Keep a chunk as far as the limit allows."""
+        room = self.limit - len(self.data)
+        self.data += chunk[:room]
+        self.truncated = self.truncated or len(chunk) > room
+
+    async def read_all(self, descriptor: int) -> None:
+        """Read from a pipe until all its writers have ended."""
+        os.set_blocking(descriptor, False)
+        while True:
+            try:
+                chunk = os.read(descriptor, _CHUNK)
+            except BlockingIOError:
+                await anyio.wait_readable(descriptor)
+                continue
+            if not chunk:
+                return
+            self.add(chunk)
+            # A command that never stops writing must not keep other tasks from running.
+            await anyio.lowlevel.checkpoint()
+
+
+async def write_all(descriptor: int, data: bytes) -> None:
+    """Write to a pipe and close it; a reader that went away is no error."""
+    os.set_blocking(descriptor, False)
+    view = memoryview(data)
+    try:
+        while view:
+            try:
+                view = view[os.write(descriptor, view[:_CHUNK]) :]
+            except BlockingIOError:
+                await anyio.wait_writable(descriptor)
+            except BrokenPipeError:
+                return
+    finally:
+        os.close(descriptor)
+
 
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0

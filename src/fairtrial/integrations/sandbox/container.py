@@ -1,23 +1,119 @@
-"""The kinds "docker" and "podman": one container per sandbox, by the command line of the engine.
-
-The container lives as long as the standard input of `docker run`: if this process is killed, it ends and is removed.
-"""
+"""Sandboxes in containers, without isolation, and for Inspect."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import tempfile
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import anyio
-from anyio.abc import Process
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from fairtrial.errors import SandboxUnavailableError
-from fairtrial.integrations.sandbox.processes import run_process
-from fairtrial.integrations.sandbox.settings import RawResult, SandboxCommand, SandboxSettings
+from fairtrial.errors import ConfigurationError, SandboxError, SandboxUnavailableError
+from fairtrial.integrations.sandbox.bwrap import CappedOutput
+from fairtrial.integrations.sandbox.settings import (
+    ExceededLimit,
+    RawResult,
+    SandboxCommand,
+    SandboxLimits,
+    SandboxSettings,
+)
+
+_DRAIN_SECONDS = 1.0
+
+
+async def run_process(
+    argv: Sequence[str],
+    data: bytes,
+    limits: SandboxLimits,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> RawResult:
+    """Run a program; its process group is killed when it ends and when its time is over."""
+    try:
+        process = await anyio.open_process(list(argv), stdin=subprocess.PIPE, env=env, cwd=cwd, start_new_session=True)
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        return RawResult(127 if missing else 126, b"", f"{argv[0]}: {error}\n".encode("utf-8", "replace"))
+    stdout, stderr = CappedOutput(limits.output), CappedOutput(limits.output)
+    limit: ExceededLimit | None = None
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_write, process.stdin, data)
+            group.start_soon(_read, process.stdout, stdout)
+            group.start_soon(_read, process.stderr, stderr)
+            with anyio.move_on_after(limits.seconds) as scope:
+                await process.wait()
+            if scope.cancelled_caught:
+                limit = "time"
+            _kill_group(process)
+            # A process that left the group may keep a pipe open.
+            group.cancel_scope.deadline = anyio.current_time() + _DRAIN_SECONDS
+    finally:
+        _kill_group(process)
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+    returncode = -signal.SIGKILL if process.returncode is None else process.returncode
+    return RawResult(returncode, bytes(stdout.data), bytes(stderr.data), limit, stdout.truncated or stderr.truncated)
+
+
+def _kill_group(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _write(stream: ByteSendStream | None, data: bytes) -> None:
+    if stream is not None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await stream.send(data)
+        with contextlib.suppress(OSError, anyio.BrokenResourceError):
+            await stream.aclose()
+
+
+async def _read(stream: ByteReceiveStream | None, output: CappedOutput) -> None:
+    if stream is not None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for chunk in stream:
+                output.add(chunk)
+
+
+class LocalBackend:
+    """Commands without isolation, for code that you trust. Memory, processes, disk and network are not limited."""
+
+    enforcement = "none"
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self.work = ""
+
+    @property
+    def path(self) -> str:
+        """The PATH of commands."""
+        return os.environ.get("PATH", os.defpath)
+
+    async def start(self) -> None:
+        """Make the working directory."""
+        self.work = tempfile.mkdtemp(prefix="fairtrial-unsafe-local-")
+
+    async def run(self, command: SandboxCommand) -> RawResult:
+        """Run a command as this user."""
+        if command.user is not None:
+            raise ConfigurationError(f"an unsafe-local sandbox cannot change the user (got user={command.user!r})")
+        return await run_process(command.argv, command.input, command.limits, env=command.env, cwd=command.cwd)
+
+    async def close(self) -> None:
+        """Delete the working directory."""
+        if self.work:
+            shutil.rmtree(self.work, ignore_errors=True)
+
 
 _START_SECONDS = 120.0  # The image may have to be pulled.
 _GRACE_SECONDS = 10.0
@@ -134,3 +230,78 @@ class ContainerBackend:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.aclose()
+
+
+_TASK = "fairtrial"
+
+
+def find_provider(name: str) -> Any:
+    """Return the class of a provider that Inspect knows by this name."""
+    try:
+        from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+    except ImportError as error:
+        raise SandboxUnavailableError(
+            f"sandbox inspect:{name} needs inspect-ai: pip install inspect-ai ({error})"
+        ) from None
+    try:
+        return registry_find_sandboxenv(name)
+    except ValueError as error:
+        raise SandboxUnavailableError(f"Inspect has no sandbox provider {name!r}: {error}") from None
+
+
+class InspectBackend:
+    """One sample of a provider of Inspect. Its own limits apply; ours of time and output are added."""
+
+    work = ""
+    path = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+    enforcement = "provider"
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self._name = settings.kind.partition(":")[2]
+        self._provider: Any = None
+        self._environments: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """Start the provider's environments for one sample."""
+        self._provider = find_provider(self._name)
+        await self._provider.task_init(_TASK, None)
+        self._environments = await self._provider.sample_init(_TASK, None, {})
+
+    async def run(self, command: SandboxCommand) -> RawResult:
+        """Run a command in the default environment."""
+        limits = command.limits
+        environment = self._environments.get("default") or next(iter(self._environments.values()))
+        try:
+            result = await environment.exec(
+                list(command.argv),
+                input=command.input,
+                cwd=command.cwd or None,
+                env=dict(command.env),
+                user=command.user,
+                timeout=max(1, round(limits.seconds)),
+            )
+        except TimeoutError:
+            return RawResult(-9, b"", b"", "time")
+        except UnicodeDecodeError:
+            raise SandboxError(
+                f"Inspect's provider {self._name!r} returns text only, and {command.argv[0]!r} wrote other bytes"
+            ) from None
+        except (OSError, ValueError) as error:
+            status = 127 if isinstance(error, FileNotFoundError) else 126
+            return RawResult(status, b"", f"{command.argv[0]}: {error}\n".encode("utf-8", "replace"))
+        except Exception as error:
+            written = getattr(error, "truncated_output", None)  # OutputLimitExceededError of Inspect.
+            if written is None:
+                raise
+            return RawResult(-9, written.encode("utf-8", "replace")[: limits.output], b"", None, True)
+        stdout, stderr = result.stdout.encode("utf-8", "replace"), result.stderr.encode("utf-8", "replace")
+        truncated = len(stdout) > limits.output or len(stderr) > limits.output
+        return RawResult(result.returncode, stdout[: limits.output], stderr[: limits.output], None, truncated)
+
+    async def close(self) -> None:
+        """Clean up what the provider made."""
+        if self._provider is not None:
+            await self._provider.sample_cleanup(_TASK, None, self._environments, False)
+            await self._provider.task_cleanup(_TASK, None, True)
+            self._provider = None

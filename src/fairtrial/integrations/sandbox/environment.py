@@ -72,11 +72,11 @@ def backend_of(settings: SandboxSettings) -> SandboxBackend:
 
         return ContainerBackend(settings)
     if kind.startswith("inspect:"):
-        from fairtrial.integrations.sandbox.inspect_provider import InspectBackend
+        from fairtrial.integrations.sandbox.container import InspectBackend
 
         return InspectBackend(settings)
     if kind == "unsafe-local":
-        from fairtrial.integrations.sandbox.local import LocalBackend
+        from fairtrial.integrations.sandbox.container import LocalBackend
 
         return LocalBackend(settings)
     raise ConfigurationError(

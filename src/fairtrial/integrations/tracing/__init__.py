@@ -3,12 +3,17 @@
 The extra `otel` installs what it needs. docs/how-to/traces.md shows both directions.
 """
 
-from fairtrial.integrations.tracing.automatic import trace_every_run, trace_to_langsmith
-from fairtrial.integrations.tracing.exporter import ExportSummary, TraceExporter
+from fairtrial.integrations.tracing.exporter import (
+    ExportSummary,
+    TraceExporter,
+    send_run,
+    trace_every_run,
+    trace_to_langsmith,
+    write_run,
+)
 from fairtrial.integrations.tracing.in_process import TrialSpanProcessor
-from fairtrial.integrations.tracing.langsmith_upload import UploadTotals, upload_run, write_experiments
+from fairtrial.integrations.tracing.langsmith import UploadTotals, upload_run, write_experiments
 from fairtrial.integrations.tracing.receiver import TraceReceiver
-from fairtrial.integrations.tracing.stored import send_run, write_run
 
 __all__ = [
     "ExportSummary",

@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fairtrial.data.session.conversation import result_of
 from fairtrial.data.session.events import MAX_CALL_TOKENS, TokenUsage
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.trajectory import ChatMessage, ToolCall, result_of
 from fairtrial.integrations.tracing.received import ReceivedLog, ReceivedSpan
 
 type SpanKind = Literal["model", "tool", "other"]

@@ -1,27 +1,38 @@
-"""Exports trials as traces while a run executes: an observer with a bounded queue and a thread of its own."""
+"""Export trials as traces: while they run, of every run, or afterwards."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import batched
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
+from urllib.parse import quote
+
+import anyio
 
 from fairtrial.errors import ConfigurationError, TraceSendError
-from fairtrial.integrations.tracing.endpoint import OtlpEndpoint, resolve_endpoint
+from fairtrial.integrations.tracing.facts import trials_with_samples
+from fairtrial.integrations.tracing.langsmith import langsmith_address
 from fairtrial.integrations.tracing.profiles import profile_named
-from fairtrial.integrations.tracing.protocol_buffers import otlp_messages
-from fairtrial.integrations.tracing.sender import OtlpSender
-from fairtrial.integrations.tracing.spans import TrialConverter
-from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated
+from fairtrial.integrations.tracing.received import otlp_messages
+from fairtrial.integrations.tracing.sender import OtlpEndpoint, OtlpSender, SendTotals, resolve_endpoint, write_whole
+from fairtrial.integrations.tracing.spans import ConvertedTrial, TrialConverter, json_lines
+from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, observe_every_run
 from fairtrial.store.redact import RedactingFilter
-from fairtrial.trials.trace_ids import is_sampled
+from fairtrial.trials.context import is_sampled
 
 if TYPE_CHECKING:
     from fairtrial.data.sample import Sample
+    from fairtrial.store.protocol import RunRecord, RunStore
     from fairtrial.trials.result import EvalResult
+
 
 _log = logging.getLogger("fairtrial.integrations.tracing")
 _log.addFilter(RedactingFilter())  # A server's answer may repeat a header.
@@ -225,3 +236,95 @@ class TraceExporter:
                         str(error) if isinstance(error, TraceSendError) else f"{type(error).__name__}: {error}"
                     )
                     _log.warning("the traces of %d trials were dropped: %s", lost, self._problem)
+
+
+_STORED_BATCH = 128
+
+
+def converted_trials(
+    store: RunStore, run: RunRecord, *, content: bool = False, profile: str | None = None
+) -> Iterator[ConvertedTrial]:
+    """Yield the trials of a stored run as spans and log records, in the order of the plan."""
+    converter = TrialConverter.of_run(run, content=content, profile=profile_named(profile))
+    for result, sample in trials_with_samples(store, run, content=content, snapshots=True):
+        yield converter.convert(result, sample)
+
+
+def send_run(
+    store: RunStore, run: RunRecord, url: str, *, content: bool = False, profile: str | None = None
+) -> SendTotals:
+    """Send a stored run to an OTLP endpoint. Raises `TraceSendError` if that fails."""
+    otlp_messages("sending traces")
+    endpoint = resolve_endpoint(url)
+
+    async def send() -> SendTotals:
+        async with OtlpSender(endpoint) as sender:
+            for trials in batched(converted_trials(store, run, content=content, profile=profile), _STORED_BATCH):
+                await sender.send(trials, run.suite)
+            return sender.totals
+
+    return anyio.run(send)
+
+
+def write_run(
+    store: RunStore, run: RunRecord, target: Path | TextIO, *, content: bool = False, profile: str | None = None
+) -> int:
+    """Write a stored run as lines of OTLP's JSON; returns the number of trials. A file appears when it is complete."""
+    otlp_messages("exporting traces")
+
+    def write(file: TextIO) -> int:
+        count = 0
+        for trials in batched(converted_trials(store, run, content=content, profile=profile), _STORED_BATCH):
+            spans = [span for trial in trials for span in trial.spans]
+            logs = [log for trial in trials for log in trial.logs]
+            for line in json_lines(spans, logs, run.suite):
+                file.write(line + "\n")
+            count += len(trials)
+        return count
+
+    return write_whole(target, write)
+
+
+_lock = threading.Lock()
+_active: TraceExporter | None = None
+
+
+def trace_every_run(exporter: TraceExporter | None) -> ExportSummary | None:
+    """Send the trials of every run of this process from now on; None switches it off.
+
+    What is queued is sent before the process ends, or when another exporter or None takes its place. Returns the
+    summary of the exporter that was active until then.
+    """
+    global _active
+    with _lock:
+        before, _active = _active, exporter
+        observe_every_run(exporter)
+    if before is None and exporter is not None:
+        atexit.register(trace_every_run, None)
+    if before is None or before is exporter:
+        return None
+    return before.close()
+
+
+def langsmith_endpoint(project: str, environ: Mapping[str, str] = os.environ) -> OtlpEndpoint:
+    """Return the address of LangSmith's OTLP endpoint with the headers of a project.
+
+    The address is LANGSMITH_ENDPOINT, by default LangSmith's own; the key is LANGSMITH_API_KEY.
+    """
+    if not project.strip():
+        raise ConfigurationError(f"project must be the name of a LangSmith project (got {project!r})")
+    base, key = langsmith_address(environ, "trace runs")
+    headers = f"x-api-key={quote(key)},Langsmith-Project={quote(project)}"
+    return resolve_endpoint(f"{base}/otel", {**environ, "OTEL_EXPORTER_OTLP_HEADERS": headers})
+
+
+def trace_to_langsmith(project: str, *, enabled: bool = True, content: bool = False) -> None:
+    """Trace every run of this process to a project of LangSmith, or stop.
+
+    Args:
+        project: The name of the project.
+        enabled: False to stop.
+        content: Send inputs, outputs, messages, tool arguments, errors and reasons too; secrets are replaced.
+    """
+    endpoint = langsmith_endpoint(project) if enabled else None
+    trace_every_run(None if endpoint is None else TraceExporter(endpoint, profile="langsmith", content=content))

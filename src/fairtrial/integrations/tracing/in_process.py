@@ -9,9 +9,7 @@ from typing import Any
 
 from fairtrial.integrations.tracing.mapping import collected_trace
 from fairtrial.integrations.tracing.received import ReceivedSpan
-from fairtrial.trials.context import running_trial
-from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.traces import CollectedTrace
+from fairtrial.trials.context import CollectedTrace, TrialKey, running_trial
 
 _ERROR = 2
 

@@ -1,4 +1,4 @@
-"""Turns the spans of a trace into the events of a session: model and tool calls, messages, retrievals, other spans."""
+"""Spans of applications as events of sessions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fairtrial.base.codec import to_json
-from fairtrial.data.session.conversation import ConversationLog
-from fairtrial.data.session.events import PromptExecuted, SpanClosed, TokenUsage, ToolInvoked
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session.events import PromptExecuted, Retrieved, SpanClosed, TokenUsage, ToolInvoked
+from fairtrial.data.session.trajectory import ChatMessage, ConversationLog, ToolCall
 from fairtrial.data.session.views import Envelope, kind_of
 from fairtrial.integrations.tracing.dialects import (
     Conversation,
     conversation_of,
     cost_of,
+    decoded,
     finish_reason_of,
+    first_of,
+    indexed,
     kind_of_span,
     model_of,
     provider_of,
@@ -23,9 +25,86 @@ from fairtrial.integrations.tracing.dialects import (
     usage_of,
 )
 from fairtrial.integrations.tracing.received import ReceivedLog, ReceivedSpan
-from fairtrial.integrations.tracing.retrievals import is_retrieval, retrieved_of
 from fairtrial.models.pricing import configured_prices, priced
-from fairtrial.trials.traces import CollectedTrace
+from fairtrial.trials.context import CollectedTrace
+
+_TEXTS = ("content", "page_content", "pageContent", "text", "document", "node", "kwargs")
+_LISTS = ("documents", "output", "outputs", "results", "nodes", "matches")
+_QUERIES = ("query", "question", "input", "text", "query_str", "inputs")
+_RESULT_EVENT, _RESULT_TEXT = "db.query.result", "db.query.result.document"
+_DEPTH = 5
+
+
+def is_retrieval(span: ReceivedSpan) -> bool:
+    """Return whether a span stands for a retrieval."""
+    attributes = span.attributes
+    return (
+        attributes.get("gen_ai.operation.name") == "retrieval"
+        or attributes.get("openinference.span.kind") == "RETRIEVER"
+        or attributes.get("langsmith.span.kind") == "retriever"
+        or attributes.get("langfuse.observation.type") == "retriever"
+        or any(name == _RESULT_EVENT and _RESULT_TEXT in event for name, event in span.events)
+    )
+
+
+def retrieved_of(span: ReceivedSpan) -> Retrieved | None:
+    """Return what a span retrieved; None if the texts were not recorded, only their ids or nothing at all."""
+    documents = _documents_of(span)
+    if documents is None:
+        return None
+    attributes = span.attributes
+    query = first_of(
+        attributes, "gen_ai.retrieval.query.text", "input.value", "langfuse.observation.input", "gen_ai.prompt",
+        "traceloop.entity.input",
+    )  # fmt: skip
+    source = first_of(attributes, "gen_ai.data_source.id", "db.collection.name", "db.system") or span.name
+    duration = round(max(0.0, span.end - span.start) * 1000, 3)
+    return Retrieved(_query(decoded(query)), documents, str(source), duration)
+
+
+def _documents_of(span: ReceivedSpan) -> tuple[str, ...] | None:
+    attributes = span.attributes
+    flat = [each.get("document.content") for each in indexed(attributes, "retrieval.documents")]
+    stored = [event.get(_RESULT_TEXT) for name, event in span.events if name == _RESULT_EVENT]
+    given: Any = flat or stored
+    if not given:
+        output = first_of(
+            attributes, "gen_ai.retrieval.documents", "output.value", "langfuse.observation.output",
+            "gen_ai.completion", "traceloop.entity.output",
+        )  # fmt: skip
+        given = _list_in(decoded(output))
+    if given is None:
+        return None
+    texts = tuple(text for each in given if (text := _text_of(decoded(each))) is not None)
+    return texts if texts or not given else None
+
+
+def _list_in(value: Any, depth: int = 0) -> list[Any] | None:
+    """Return the list of documents, however it is wrapped."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, Mapping) and depth < _DEPTH:
+        inner = next((value[name] for name in _LISTS if name in value), None)
+        return _list_in(decoded(inner), depth + 1)
+    return None
+
+
+def _text_of(document: Any, depth: int = 0) -> str | None:
+    if isinstance(document, str):
+        return document
+    if isinstance(document, Mapping) and depth < _DEPTH:
+        found = (_text_of(document[name], depth + 1) for name in _TEXTS if name in document)
+        return next((text for text in found if text is not None), None)
+    return None
+
+
+def _query(value: Any) -> str:
+    if isinstance(value, Mapping):
+        texts = [each for each in (value.get(name) for name in _QUERIES) if isinstance(each, str)]
+        texts += [each for each in value.values() if isinstance(each, str)]
+        return texts[0] if texts else ""
+    return "" if value is None else str(value)
+
 
 _PRICE_LISTS = {
     "aws.bedrock": "aws", "az.ai.openai": "azure", "azure.ai.inference": "azure", "azure.ai.openai": "azure",

@@ -1,21 +1,266 @@
-"""Sends OTLP over HTTP: protobuf, gzip, retries where the protocol allows them."""
+"""Send traces over HTTP, or write them to files."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
-from collections.abc import Sequence
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
+from urllib.parse import unquote, urlsplit
 
-from fairtrial.errors import TraceSendError
-from fairtrial.integrations.tracing.endpoint import OtlpEndpoint
-from fairtrial.integrations.tracing.posting import HttpPoster
-from fairtrial.integrations.tracing.protocol_buffers import otlp_messages
-from fairtrial.integrations.tracing.requests import logs_request, traces_request
+from fairtrial._version import __version__
+from fairtrial.base.backoff import backoff
+from fairtrial.base.frozen import EMPTY
+from fairtrial.errors import ConfigurationError, MissingExtraError, TraceSendError
+from fairtrial.integrations.tracing.received import otlp_messages
+from fairtrial.integrations.tracing.spans import logs_request, traces_request
+from fairtrial.store.redact import register_guess
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from fairtrial.integrations.tracing.spans import ConvertedTrial
+
+
+FROM_ENVIRONMENT = "env"
+"""The address that stands for the one in OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+_PATHS = {"traces": "/v1/traces", "logs": "/v1/logs"}
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpEndpoint:
+    """The addresses of traces and logs, with headers for each; `compress` for gzip."""
+
+    traces: str
+    logs: str
+    trace_headers: Mapping[str, str] = EMPTY
+    log_headers: Mapping[str, str] = EMPTY
+    timeout_seconds: float = 10.0
+    compress: bool = True
+
+
+def resolve_endpoint(url: str, environ: Mapping[str, str] = os.environ) -> OtlpEndpoint:
+    """Return the endpoint for an address, or for that of the environment if it is "env".
+
+    `http://host:4318` stands for `/v1/traces` and `/v1/logs` below it; an address that ends in `/v1/traces` is used as
+    it is. Headers, time limit and compression come from the OTEL_EXPORTER_OTLP_ variables. The values of headers are
+    secrets from then on.
+    """
+    if url == FROM_ENVIRONMENT:
+        base = environ.get(_ENDPOINT, "")
+        traces = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or (base and _join(base, "traces"))
+        logs = environ.get("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT") or (base and _join(base, "logs"))
+        if not traces:
+            raise ConfigurationError(
+                f"{_ENDPOINT} must be set to send traces to the address of the environment (it is not set)\n"
+                f"set it, as in {_ENDPOINT}=http://127.0.0.1:4318, or name the address"
+            )
+        logs = logs or _sibling(traces)
+    else:
+        traces = url if url.endswith(_PATHS["traces"]) else _join(url, "traces")
+        logs = _sibling(traces)
+    for address in (traces, logs):
+        _check_address(address)
+    shared = _headers(environ, "OTEL_EXPORTER_OTLP_HEADERS")
+    return OtlpEndpoint(
+        traces,
+        logs,
+        shared | _headers(environ, "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+        shared | _headers(environ, "OTEL_EXPORTER_OTLP_LOGS_HEADERS"),
+        _timeout(environ),
+        environ.get("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip").strip().lower() != "none",
+    )
+
+
+def _join(base: str, signal: str) -> str:
+    return base.rstrip("/") + _PATHS[signal]
+
+
+def _sibling(traces: str) -> str:
+    if traces.endswith(_PATHS["traces"]):
+        return traces.removesuffix(_PATHS["traces"]) + _PATHS["logs"]
+    return traces  # An address of its own, which tells the two apart by their content.
+
+
+def _check_address(address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(
+            f"the address of traces must be an http:// or https:// URL (got {address!r})\n"
+            "as in http://127.0.0.1:4318; gRPC is not supported"
+        )
+
+
+def _headers(environ: Mapping[str, str], variable: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in environ.get(variable, "").split(","):
+        if not entry.strip():
+            continue
+        name, equals, value = entry.partition("=")
+        if not equals or not name.strip():
+            raise ConfigurationError(
+                f"{variable} must be a list of NAME=VALUE separated by commas (its entry {len(found) + 1} is not)"
+            )
+        value = unquote(value.strip())
+        found[name.strip().lower()] = value
+        for secret in (value, value.rpartition(" ")[2]):  # `Basic abc`: the value without its scheme.
+            register_guess(secret, "key", f"a header of {variable}")
+    return found
+
+
+def _timeout(environ: Mapping[str, str]) -> float:
+    text = environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", "")
+    if not text.strip():
+        return 10.0
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise ConfigurationError(f"OTEL_EXPORTER_OTLP_TIMEOUT must be a number of milliseconds above 0 (got {text!r})")
+    return milliseconds / 1000
+
+
+def write_whole(target: Path | TextIO, write: Callable[[TextIO], int]) -> int:
+    """Call `write` with an open file and return its result; a path gets its file when that is complete."""
+    if not isinstance(target, Path):
+        return write(target)
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            count = write(file)
+        os.replace(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
+    return count
+
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 8.0
+_EXPLANATION = 300  # Characters of an answer that are quoted.
+_MAX_ANSWER = 65_536
+
+
+class HttpAnswer(NamedTuple):
+    """What the server answered in the end, and after how many attempts."""
+
+    status: int
+    body: bytes
+    attempts: int
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the status is one of success."""
+        return 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        text = self.body.decode("utf-8", "replace").strip()[:_EXPLANATION]
+        return f"the server answered {self.status}{': ' + text if text else ''}"
+
+
+class HttpPoster:
+    """Posts bodies to one server. To be used as `async with`, on asyncio.
+
+    Args:
+        purpose: What it is used for, for the error message if aiohttp is missing.
+        retried: The statuses of a server that is busy.
+        timeout_seconds: The time limit of one attempt.
+        patience_seconds: For how long a request is repeated.
+    """
+
+    def __init__(
+        self, purpose: str, retried: Collection[int], *, timeout_seconds: float, patience_seconds: float
+    ) -> None:
+        self._purpose = purpose
+        self._retried = frozenset(retried)
+        self._timeout = timeout_seconds
+        self._patience = patience_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            import aiohttp
+        except ImportError:
+            raise MissingExtraError(self._purpose, "otel") from None
+        timeout = aiohttp.ClientTimeout(total=self._timeout)
+        agent = {"User-Agent": f"fairtrial/{__version__}"}
+        self._session = aiohttp.ClientSession(timeout=timeout, headers=agent)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, what: str, url: str, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+        """Return the server's answer, whatever its status. Raises `TraceSendError` if it stays busy or away.
+
+        Args:
+            what: What is sent, in the plural, for error messages.
+            url: Where to.
+            body: The body of the request.
+            headers: Its headers.
+        """
+        deadline = time.monotonic() + self._patience
+        attempts = pauses = 0
+        while True:
+            attempts += 1
+            wanted: float | None = None
+            outcome = await self._attempt(url, body, headers)
+            if isinstance(outcome, str):
+                problem = outcome
+            else:
+                status, content, wanted = outcome
+                answer = HttpAnswer(status, content, attempts)
+                if status not in self._retried:
+                    return answer
+                problem = str(answer)
+            if wanted is None:
+                pauses += 1
+                wanted = backoff(pauses, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+            if time.monotonic() + wanted > deadline:
+                raise TraceSendError(f"{what} could not be sent within {self._patience:g} s: {problem}")
+            await asyncio.sleep(wanted)
+
+    async def _attempt(
+        self, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, float | None] | str:
+        """Send once; return status, body and the pause that the server asks for, or why there is no answer."""
+        import aiohttp
+
+        if self._session is None:
+            raise RuntimeError("the poster must be entered before it is used")
+        try:
+            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                content = await _read(response.content)
+                return response.status, content, _seconds(response.headers.get("Retry-After"))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+async def _read(stream: aiohttp.StreamReader) -> bytes:
+    """Return the start of an answer, up to the limit."""
+    found = b""
+    while len(found) < _MAX_ANSWER and (part := await stream.read(_MAX_ANSWER - len(found))):
+        found += part
+    return found
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text else None
+    except ValueError:
+        return None  # A date, which is rare.
+
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
 _NO_SUCH_SIGNAL = (404, 405, 501)

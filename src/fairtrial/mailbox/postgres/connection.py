@@ -1,27 +1,220 @@
-"""The connections of a process to one PostgreSQL database: for statements, notifications, and renewals by a thread."""
+"""Connections to PostgreSQL: a pool, notifications, errors."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import select
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fairtrial.errors import ConfigurationError, MailboxClosedError
-from fairtrial.mailbox.postgres.batches import StatementBatcher
-from fairtrial.mailbox.postgres.errors import translated
-from fairtrial.mailbox.postgres.listener import Listener
-from fairtrial.mailbox.postgres.schema import MIGRATION_LOCK, MIGRATIONS, VERSION
-from fairtrial.mailbox.postgres.statements import VERSION as FIND_VERSION
+from fairtrial.base.backoff import longest_pause
+from fairtrial.errors import (
+    ConfigurationError,
+    FairtrialError,
+    MailboxAccessError,
+    MailboxClosedError,
+    MailboxConnectionError,
+    MailboxError,
+    MailboxFullError,
+)
+from fairtrial.mailbox.postgres.statements import (
+    FIND_VERSION,
+    MIGRATION_LOCK,
+    MIGRATIONS,
+    SCHEMA_VERSION,
+    StatementBatcher,
+)
 from fairtrial.mailbox.server import ServerConnection
-from fairtrial.store.bounded_connection import ANSWER_MARGIN_SECONDS, BoundedAsyncConnection, BoundedConnection
-from fairtrial.store.postgres_options import ISOLATION, POSTGRES_SETTINGS, warn_about_plain_text
+from fairtrial.store.bulk import (
+    ANSWER_MARGIN_SECONDS,
+    ISOLATION,
+    POSTGRES_SETTINGS,
+    BoundedAsyncConnection,
+    BoundedConnection,
+    warn_about_plain_text,
+)
 from fairtrial.store.redact import register_guess
+
+_FULL = ("53100", "53200")  # disk_full, out_of_memory
+_READ_ONLY = "25006"  # As during a failover.
+# The server tells the state of a refused connection, but psycopg passes on the text alone.
+_REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "permission denied for database")
+_POOLED = ("unsupported startup parameter", "prepared statement")
+
+
+def translated(error: BaseException, doing: str) -> FairtrialError:
+    """Return the error as a `MailboxError`, with the text of the server, which contains no URL and no password."""
+    if isinstance(error, FairtrialError):
+        return error
+    text = f"{doing}: {_first_lines(str(error))}"
+    if any(part in text for part in _POOLED):
+        return ConfigurationError(f"{text}\nfor a PgBouncer, add ?pgbouncer=true to the address")
+    state = getattr(error, "sqlstate", None) or ""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege) or state.startswith("28") or _is_refusal(text):
+        return MailboxAccessError(text)
+    if state in _FULL:
+        return MailboxFullError(text)
+    if isinstance(error, psycopg.OperationalError | OSError | TimeoutError) or state == _READ_ONLY:
+        return MailboxConnectionError(text)
+    return MailboxError(text)
+
+
+def _is_refusal(text: str) -> bool:
+    return any(part in text for part in _REFUSED) or ('role "' in text and "does not exist" in text)
+
+
+def _first_lines(text: str) -> str:
+    """Return the message without the multiple attempts and the row data that may follow."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith(("DETAIL", "CONTEXT", "- "))]
+    return " ".join(lines[:2])
+
+
+_log = logging.getLogger(__name__)
+_PROBE_SECONDS = 2.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+# After a probe that did not arrive: the server may have been busy, or a PgBouncer loses all notifications.
+_FIRST_PROBE_PAUSE = 60.0
+_LONGEST_PROBE_PAUSE = 3600.0
+
+type Connect = Callable[[], Awaitable[psycopg.AsyncConnection[Any]]]
+
+
+class Listener:
+    """Listens on the channels of mailboxes.
+
+    Args:
+        connect: Opens the connection.
+        notify: Sends a notification by another connection, to test that notifications arrive.
+    """
+
+    def __init__(self, connect: Connect, notify: Callable[[str], Awaitable[Any]]) -> None:
+        self._connect = connect
+        self._notify = notify
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._listened: set[str] = set()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._probe = f"fairtrial_probe_{secrets.token_hex(8)}"
+
+    def listens(self, channel: str) -> bool:
+        """Return whether notifications on this channel arrive."""
+        return channel in self._listened
+
+    def subscribe(self, channel: str) -> asyncio.Event:
+        """Return an event that is set when a message arrives, and when listening begins or ends."""
+        event = asyncio.Event()
+        if channel not in self._waiting:
+            self._waiting[channel] = set()
+            self._changed.set()
+        self._waiting[channel].add(event)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="fairtrial mailbox listener")
+        return event
+
+    def unsubscribe(self, channel: str, event: asyncio.Event) -> None:
+        """Stop waiting; the channel stays open, because another receive usually follows."""
+        self._waiting.get(channel, set()).discard(event)
+
+    def forget(self, channel: str) -> None:
+        """Stop listening on a channel that no mailbox of this process uses any more."""
+        if not self._waiting.get(channel):
+            self._waiting.pop(channel, None)
+            self._changed.set()
+
+    async def close(self) -> None:
+        """End listening."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _wake(self, channel: str) -> None:
+        for event in self._waiting.get(channel, ()):
+            event.set()
+
+    def _wake_all(self) -> None:
+        for channel in list(self._waiting):
+            self._wake(channel)
+
+    async def _run(self) -> None:
+        failures = lost_probes = 0
+        while True:
+            try:
+                connection = await self._connect()
+                try:
+                    if await self._receives(connection):
+                        failures = lost_probes = 0
+                        await self._listen(connection)
+                    else:
+                        lost_probes += 1
+                finally:
+                    self._listened.clear()
+                    self._wake_all()
+                    await connection.close()
+            except (psycopg.Error, OSError, FairtrialError) as error:
+                _log.debug("listening for messages failed: %s", error)
+            failures += 1
+            pause = longest_pause(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+            if lost_probes:
+                pause = longest_pause(lost_probes, first=_FIRST_PROBE_PAUSE, longest=_LONGEST_PROBE_PAUSE)
+                _log.log(
+                    logging.WARNING if lost_probes == 1 else logging.DEBUG,
+                    "PostgreSQL's notifications do not arrive here within %g s, so mailboxes look for messages often; "
+                    "notifications are tried again in %.0f s. Behind a PgBouncer in transaction mode, add "
+                    "?pgbouncer=true to the address",
+                    _PROBE_SECONDS,
+                    pause,
+                )
+            await asyncio.sleep(pause)
+
+    async def _receives(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """Return whether a notification that is sent by another connection arrives at this one."""
+        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._probe)))
+        await self._notify(self._probe)
+        async for _ in connection.notifies(timeout=_PROBE_SECONDS, stop_after=1):
+            return True
+        return False
+
+    async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        readable = self._changed
+        connection.add_notify_handler(lambda notification: self._wake(notification.channel))
+        while True:
+            readable.clear()
+            await self._change_channels(connection)
+            self._read(connection)  # What came with the answer of a statement makes the socket readable no more.
+            # psycopg registers the socket itself while a statement runs, and removes it afterwards.
+            loop.add_reader(connection.fileno(), readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(connection.fileno())
+            self._read(connection)
+
+    def _read(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Wake the receivers of all notifications that have arrived; raises if the connection was closed."""
+        connection.pgconn.consume_input()
+        while (notification := connection.pgconn.notifies()) is not None:
+            self._wake(notification.relname.decode())
+
+    async def _change_channels(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        for channel in self._listened - self._waiting.keys():
+            self._listened.discard(channel)
+            await connection.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+        for channel in [*(self._waiting.keys() - self._listened)]:
+            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            self._listened.add(channel)
+            self._wake(channel)  # What was sent before the channel was open is not notified.
+
 
 MAX_CONNECTIONS = 2
 """Connections for statements: one, and another while a statement takes long. They are opened when needed."""
@@ -214,12 +407,12 @@ class PostgresConnection(ServerConnection):
                 ((found,),) = await self._execute(FIND_VERSION, {}, counted=False)
             except psycopg.errors.UndefinedTable:
                 found = 0
-            if found < VERSION:
+            if found < SCHEMA_VERSION:
                 found = await self._migrate()
-            if found > VERSION:
+            if found > SCHEMA_VERSION:
                 raise ConfigurationError(
                     f"the mailboxes in {self.address} were created by a newer Fairtrial: they have schema {found}, "
-                    f"this version supports up to {VERSION}. Upgrade with pip install --upgrade fairtrial."
+                    f"this version supports up to {SCHEMA_VERSION}. Upgrade with pip install --upgrade fairtrial."
                 )
             self._prepared = True
 
@@ -233,9 +426,9 @@ class PostgresConnection(ServerConnection):
             for statements in MIGRATIONS[found:]:
                 for statement in statements:
                     await connection.execute(statement)
-            if found < VERSION:
-                await connection.execute("UPDATE mailbox_schema SET version = %s", (VERSION,))
-            return max(int(found), VERSION)
+            if found < SCHEMA_VERSION:
+                await connection.execute("UPDATE mailbox_schema SET version = %s", (SCHEMA_VERSION,))
+            return max(int(found), SCHEMA_VERSION)
 
 
 class RenewalConnection:

@@ -17,19 +17,19 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import encode_body
-from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker
-from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.body import ClaimCheck, encode_body, queue_key, seal
 from fairtrial.mailbox.postgres import statements as sql
-from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
 from fairtrial.mailbox.postgres.connection import PostgresConnection, PostgresSource
-from fairtrial.mailbox.postgres.dead_letters import PostgresDeadLetters
-from fairtrial.mailbox.postgres.receipt import PostgresReceipt, PostgresRenewer, Settlement
-from fairtrial.mailbox.postgres.receive import RowReceiver
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name
-from fairtrial.mailbox.resolver import MailboxFactory, MailboxResolver
-from fairtrial.mailbox.sealing import queue_key, seal
-from fairtrial.mailbox.server import ServerMailbox
+from fairtrial.mailbox.postgres.receive import (
+    PostgresDeadLetters,
+    PostgresReceipt,
+    PostgresRenewer,
+    RowReceiver,
+    Settlement,
+)
+from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxFactory, MailboxResolver, Message, validate_name
+from fairtrial.mailbox.server import ANNOUNCEMENT_SECONDS, Reader, Readers, ServerMailbox, ServingWorker
 
 MAX_BODY_BYTES = 1024 * 1024
 _MAX_ANNOUNCED = 10_000

@@ -1,4 +1,4 @@
-"""Receives from a mailbox on PostgreSQL: claims rows, and waits for a notification or the next due message."""
+"""Receive from PostgreSQL, settle what was received, and look at dead letters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,192 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-from fairtrial.errors import MailboxClosedError, MailboxError
-from fairtrial.mailbox.postgres.connection import Rows
-from fairtrial.mailbox.postgres.receipt import PostgresQueue, PostgresReceipt
-from fairtrial.mailbox.postgres.statements import CHANNEL, CLAIM, NEXT_DUE
-from fairtrial.mailbox.protocol import Message, validate_receive
-from fairtrial.mailbox.reading import UNREADABLE, BodySource, hand_back_all, read_body
+from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, MailboxClosedError, MailboxError
+from fairtrial.mailbox.body import ClaimCheck, readable
+from fairtrial.mailbox.postgres.connection import PostgresConnection, RenewalConnection, Rows
+from fairtrial.mailbox.postgres.statements import (
+    ACKNOWLEDGE,
+    CHANNEL,
+    CLAIM,
+    DEAD_COUNT,
+    DEAD_LETTER,
+    DEAD_PAGE,
+    DROP,
+    EXTEND,
+    NACK,
+    NEXT_DUE,
+    RENEW,
+    RETRY,
+)
+from fairtrial.mailbox.protocol import DeadLetter, Message, Renewer, validate_receive
+from fairtrial.mailbox.server import UNREADABLE, BodySource, hand_back_all, read_body
+
+CHUNK = 1000
+_MAX_REASON = 2000
+
+
+class PostgresQueue(Protocol):
+    """The interface of a mailbox for its receipts."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def connection(self) -> PostgresConnection:
+        """The connection to PostgreSQL."""
+        ...
+
+    @property
+    def renewer(self) -> Renewer:
+        """Renews the leases of this mailbox."""
+        ...
+
+    @property
+    def settlement(self) -> Settlement:
+        """Settles deliveries in batches."""
+        ...
+
+    def check_open(self) -> None:
+        """Raise `MailboxClosedError` after `close`."""
+        ...
+
+    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
+        """Send a reply to the reply address of a message."""
+        ...
+
+
+class PostgresReceipt:
+    """The handle of one delivery: its row and the token of its lease."""
+
+    __slots__ = ("lease", "mailbox", "row")
+
+    def __init__(self, mailbox: PostgresQueue, row: int, lease: int) -> None:
+        self.mailbox = mailbox
+        self.row = row
+        self.lease = lease
+
+    @property
+    def renewer(self) -> Renewer:
+        """The renewer for this lease and others of the same mailbox."""
+        return self.mailbox.renewer
+
+    async def acknowledge(self) -> None:
+        """See `Message.acknowledge`."""
+        await self._settle(self.mailbox.settlement.acknowledge, ())
+
+    async def nack(self, delay: float, *, counted: bool) -> None:
+        """See `Receipt.nack`."""
+        await self._settle(self.mailbox.settlement.nack, (float(delay), int(counted)))
+
+    async def extend(self, seconds: float) -> None:
+        """See `Message.extend_visibility`."""
+        await self._settle(self.mailbox.settlement.extend, (float(seconds),))
+
+    async def dead_letter(self, reason: str, error: str) -> None:
+        """See `Message.dead_letter`."""
+        await self._settle(self.mailbox.settlement.dead_letter, (_storable(reason), _storable(error)))
+
+    async def reply(self, address: str | None, body: Any) -> str:
+        """See `Message.reply`."""
+        return await self.mailbox.send_reply(str(self.row), address, body)
+
+    async def _settle(self, operation: Any, args: tuple[Any, ...]) -> None:
+        mailbox = self.mailbox
+        mailbox.check_open()
+        item = (self.row, self.lease, *args)
+        if not await mailbox.connection.batcher.submit(operation, mailbox.name, item):
+            raise LeaseLostError(
+                f"the lease of message {self.row} of {mailbox.name} was lost: it expired, or the message was settled "
+                "before"
+            )
+
+
+class Settlement:
+    """Settles many deliveries with one statement; each operation tells for each item whether its lease was valid.
+
+    Its methods are the operations of a `StatementBatcher`, so each exists once.
+    """
+
+    def __init__(self, connection: PostgresConnection) -> None:
+        self._connection = connection
+        names = ("ids", "leases")
+        self.acknowledge = partial(self._run, "acknowledging", ACKNOWLEDGE, names)
+        self.nack = partial(self._nack, (*names, "delays", "counted"))
+        self.extend = partial(self._run, "extending", EXTEND, (*names, "seconds"))
+        self.dead_letter = partial(self._run, "setting aside", DEAD_LETTER, (*names, "reasons", "errors"))
+
+    async def _nack(self, names: Sequence[str], mailbox: str, items: Sequence[tuple[Any, ...]]) -> Sequence[bool]:
+        doing = f"giving back messages of {mailbox}"
+        rows = await self._connection.run(doing, NACK, _columns(names, items))
+        return _kept([(id,) for ids, _ in rows for id in ids], [item[0] for item in items])
+
+    async def _run(
+        self, doing: str, statement: str, names: Sequence[str], mailbox: str, items: Sequence[tuple[Any, ...]]
+    ) -> Sequence[bool]:
+        rows = await self._connection.run(f"{doing} messages of {mailbox}", statement, _columns(names, items))
+        return _kept(rows, [item[0] for item in items])
+
+
+def settle_within(
+    execute: Callable[[str, Any], Iterable[Any]],
+    receipts: Sequence[PostgresReceipt],
+    deaths: Sequence[tuple[str, str]] | None = None,
+) -> int:
+    """Settle deliveries in a transaction of the caller; returns the number of those whose lease was valid.
+
+    Args:
+        execute: Executes a statement of psycopg in the transaction, in a thread or not, and returns its rows.
+        receipts: The deliveries.
+        deaths: The reason and the error of each, if they become dead letters; otherwise they are acknowledged.
+    """
+    leases = [(receipt.row, receipt.lease) for receipt in receipts]
+    if deaths is None:
+        return len(list(execute(ACKNOWLEDGE, _columns(("ids", "leases"), leases))))
+    items = [(*lease, _storable(why), _storable(error)) for lease, (why, error) in zip(leases, deaths, strict=True)]
+    return len(list(execute(DEAD_LETTER, _columns(("ids", "leases", "reasons", "errors"), items))))
+
+
+class PostgresRenewer:
+    """Renews the leases of a mailbox from any thread."""
+
+    def __init__(self, connection: RenewalConnection) -> None:
+        self._connection = connection
+
+    def renew(self, receipts: Sequence[PostgresReceipt], seconds: float) -> Sequence[bool]:
+        """Renew each lease for `seconds` from now; False for those that are lost."""
+        kept: list[bool] = []
+        for start in range(0, len(receipts), CHUNK):
+            chunk = receipts[start : start + CHUNK]
+            columns = _columns(("ids", "leases"), [(receipt.row, receipt.lease) for receipt in chunk])
+            rows = self._connection.run("renewing leases", RENEW, {**columns, "seconds": float(seconds)})
+            kept += _kept(list(rows), [receipt.row for receipt in chunk])
+        return kept
+
+
+def _columns(names: Sequence[str], items: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Return the items as one array for each parameter."""
+    return dict(zip(names, map(list, zip(*items, strict=True)), strict=True))
+
+
+def _kept(rows: Rows, ids: Sequence[int]) -> list[bool]:
+    """Return for each id whether its row was changed; a second settlement of the same delivery was not."""
+    changed = {row[0] for row in rows}
+    answers = []
+    for id in ids:
+        answers.append(id in changed)
+        changed.discard(id)
+    return answers
+
+
+def _storable(text: str) -> str:
+    return text[:_MAX_REASON].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
 
 _log = logging.getLogger(__name__)
 _LISTENING_SECONDS = 10.0
@@ -206,3 +383,69 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
 def _spread() -> float:
     """Return a factor that keeps workers from looking all at once."""
     return random.uniform(0.8, 1.0)  # noqa: S311 - only to spread them
+
+
+_MAX_ID = 2**63 - 1
+
+
+class MailboxWithClaims(PostgresQueue, Protocol):
+    """The interface of a mailbox for its dead letters."""
+
+    @property
+    def claim_check(self) -> ClaimCheck | None:
+        """The store for large bodies."""
+        ...
+
+
+class PostgresDeadLetters:
+    """The dead letters of one mailbox."""
+
+    def __init__(self, mailbox: MailboxWithClaims) -> None:
+        self._mailbox = mailbox
+
+    async def count(self) -> int:
+        """Return the number of dead letters."""
+        return int((await self._run(DEAD_COUNT))[0][0])
+
+    async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        """Return the oldest `limit` dead letters, or the next ones `after` an id."""
+        if limit < 1:
+            raise ConfigurationError(f"limit must be at least 1 (got {limit})")
+        first = 0 if after is None else next(iter(_numbers([after])), _MAX_ID)
+        return [await self._letter(row) for row in await self._run(DEAD_PAGE, after=first, limit=limit)]
+
+    async def retry(self, *ids: str) -> int:
+        """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
+        rows = await self._run(RETRY, ids=_numbers(ids))
+        return sum(number for number, _ in rows)
+
+    async def drop(self, *ids: str) -> int:
+        """Delete these; returns their number."""
+        self._mailbox.check_open()
+        parameters = {"name": self._mailbox.name, "ids": _numbers(ids)}
+        return await self._mailbox.connection.change(f"dropping dead letters of {self._mailbox.name}", DROP, parameters)
+
+    async def _run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        self._mailbox.check_open()
+        doing = f"reading dead letters of {self._mailbox.name}"
+        return await self._mailbox.connection.run(doing, statement, {"name": self._mailbox.name, **parameters})
+
+    async def _letter(self, row: tuple[Any, ...]) -> DeadLetter:
+        death, id, data, kept, deliveries, reason, error, reply_to, died_at = row
+        body = await self._kept(bytes(data)) if kept else readable(bytes(data)).decode("utf-8", "replace")
+        return DeadLetter(str(death), str(id), body, deliveries, reason, error, reply_to, died_at=died_at)
+
+    async def _kept(self, claim: bytes) -> str:
+        """Return the body from the claim check, or a placeholder if it cannot be read."""
+        sha256 = claim.decode("utf-8", "replace")
+        if self._mailbox.claim_check is not None:
+            try:
+                return readable(await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")
+            except (BodyError, OSError):
+                pass
+        return f"sha256:{sha256}"
+
+
+def _numbers(ids: Sequence[str]) -> list[int]:
+    """Return the ids that can be those of dead letters."""
+    return [int(id) for id in dict.fromkeys(ids) if id.isascii() and id.isdecimal() and int(id) <= _MAX_ID]

@@ -1,17 +1,192 @@
-"""The statements of mailboxes on PostgreSQL. Each is one transaction.
-
-`clock_timestamp()` is the time at which it is evaluated; `now()` would be that of the transaction's start. As the bound
-of an index scan it is in a subquery, because a volatile function cannot be one.
-
-Rows are locked in the order of their ids where several may be changed, so that settling and renewing the same messages
-at once cannot deadlock.
-"""
-
-# ruff: noqa: S608 - values of callers are parameters and never part of a text
+"""The SQL of a mailbox: its tables, its statements, and their batches."""
 
 from __future__ import annotations
 
-from typing import Final, LiteralString
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, LiteralString
+
+from fairtrial.errors import MailboxClosedError, MailboxError
+
+MAX_OPERATIONS = 500
+MAX_BYTES = 4 * 1024 * 1024
+
+type Operation = Callable[[str, Sequence[Any]], Awaitable[Sequence[Any]]]
+"""Executes a batch on one mailbox and returns an answer for each item."""
+
+
+class _Batch:
+    __slots__ = ("futures", "items", "size")
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.futures: list[asyncio.Future[Any]] = []
+        self.size = 0
+
+
+class StatementBatcher:
+    """Collects operations and executes them together."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Operation, str], _Batch] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def submit(self, operation: Operation, mailbox: str, item: Any, size: int = 0) -> Any:
+        """Execute an operation in the next batch for this mailbox and return its answer."""
+        if self._closed:
+            raise MailboxClosedError("the connection to PostgreSQL is closed")
+        loop = asyncio.get_running_loop()
+        batch = self._open.setdefault((operation, mailbox), _Batch())
+        future: asyncio.Future[Any] = loop.create_future()
+        batch.items.append(item)
+        batch.futures.append(future)
+        batch.size += size
+        if self._running is None:
+            # The task starts in the next iteration of the event loop, after all operations of this one were added.
+            self._running = loop.create_task(self._run(), name="fairtrial mailbox operations")
+        return await future
+
+    async def _run(self) -> None:
+        try:
+            while self._open:
+                batches, self._open = self._open, {}
+                parts = [
+                    (operation, mailbox, part)
+                    for (operation, mailbox), batch in batches.items()
+                    for part in _parts(batch)
+                ]
+                await asyncio.gather(*(_execute(*part) for part in parts))
+        finally:
+            self._running = None
+
+    async def close(self) -> None:
+        """Execute the pending operations, then refuse more."""
+        self._closed = True
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
+
+def _parts(batch: _Batch) -> list[_Batch]:
+    """Split a batch that is too large for one statement."""
+    if len(batch.items) <= MAX_OPERATIONS and batch.size <= MAX_BYTES:
+        return [batch]
+    count = MAX_OPERATIONS if batch.size <= MAX_BYTES else max(1, MAX_BYTES * len(batch.items) // batch.size)
+    parts = []
+    for start in range(0, len(batch.items), min(count, MAX_OPERATIONS)):
+        part = _Batch()
+        part.items = batch.items[start : start + min(count, MAX_OPERATIONS)]
+        part.futures = batch.futures[start : start + min(count, MAX_OPERATIONS)]
+        parts.append(part)
+    return parts
+
+
+async def _execute(operation: Operation, mailbox: str, batch: _Batch) -> None:
+    try:
+        answers = await operation(mailbox, batch.items)
+    except BaseException as error:  # Waiting callers must receive any error.
+        told: BaseException = error
+        if not isinstance(error, Exception):
+            told = MailboxClosedError("the connection to PostgreSQL was closed before the operation was executed")
+        for future in batch.futures:
+            if not future.done():
+                future.set_exception(told)
+                future.exception()  # Mark as retrieved: a cancelled caller will not do so.
+        if not isinstance(error, MailboxError | Exception):
+            raise
+        return
+    for future, answer in zip(batch.futures, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
+
+
+MIGRATION_LOCK: Final = 0x66616971
+"""The key of the advisory lock under which the tables are created and migrated."""
+
+# Every message leaves two dead rows. The default of autovacuum waits for a fifth of the table, and pauses as it works.
+_VACUUM: Final = """
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.1,
+    toast.autovacuum_vacuum_scale_factor = 0.01, toast.autovacuum_vacuum_threshold = 5000,
+    toast.autovacuum_vacuum_cost_delay = 0
+"""
+
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        "CREATE TABLE mailbox_schema (version integer NOT NULL)",
+        "INSERT INTO mailbox_schema VALUES (0)",
+        """CREATE TABLE mailbox_queues (
+            id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            name text NOT NULL UNIQUE,
+            expires_at timestamptz
+        )""",
+        "CREATE INDEX mailbox_queues_expiry ON mailbox_queues (expires_at) WHERE expires_at IS NOT NULL",
+        f"""CREATE TABLE mailbox_messages (
+            id bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+            visible_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+            lease bigint NOT NULL DEFAULT 0,
+            holder bigint NOT NULL DEFAULT 0,
+            leased_at timestamptz,
+            death bigint,
+            died_at timestamptz,
+            queue integer NOT NULL,
+            deliveries integer NOT NULL DEFAULT 0,
+            half_expiries integer NOT NULL DEFAULT 0,
+            kept boolean NOT NULL DEFAULT false,
+            reply_to text,
+            reason text,
+            error text,
+            body bytea NOT NULL
+        ) WITH ({_VACUUM})""",
+        "ALTER TABLE mailbox_messages ALTER body SET STORAGE EXTERNAL",  # Bodies are compressed before they are sent.
+        "CREATE INDEX mailbox_messages_due ON mailbox_messages (queue, visible_at) WHERE death IS NULL",
+        "CREATE INDEX mailbox_messages_dead ON mailbox_messages (queue, death) WHERE death IS NOT NULL",
+        "CREATE SEQUENCE mailbox_deaths",
+        """CREATE TABLE mailbox_workers (
+            queue integer NOT NULL,
+            worker text NOT NULL,
+            holder bigint NOT NULL,
+            fingerprint text NOT NULL,
+            expires_at timestamptz NOT NULL,
+            PRIMARY KEY (queue, worker)
+        )""",
+    ),
+    # Times in microseconds; half of each page stays free, so that new versions of a row fit beside the old ones.
+    (
+        """CREATE TABLE IF NOT EXISTS fleet_limits (
+            name text PRIMARY KEY,
+            requests_at float8,
+            tokens_at float8,
+            paused_until float8,
+            epoch bigint NOT NULL DEFAULT 0,
+            began_at float8,
+            rate float8,
+            ceiling float8,
+            grown_at float8,
+            used_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) WITH (fillfactor = 50)""",
+        """CREATE TABLE IF NOT EXISTS fleet_spending (
+            name text PRIMARY KEY,
+            requests bigint NOT NULL,
+            input_tokens bigint NOT NULL,
+            output_tokens bigint NOT NULL,
+            cached_tokens bigint NOT NULL,
+            dollars float8,
+            used_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) WITH (fillfactor = 50)""",
+    ),
+    (
+        """CREATE INDEX mailbox_messages_reply ON mailbox_messages (queue, reply_to)
+            WHERE death IS NULL AND reply_to IS NOT NULL""",
+        "CREATE INDEX mailbox_messages_died ON mailbox_messages (died_at) WHERE death IS NOT NULL",
+    ),
+)
+
+SCHEMA_VERSION: Final = len(MIGRATIONS)
+
+
+# ruff: noqa: S608 - values of callers are parameters and never part of a text
+
 
 CHANNEL: Final = "fairtrial_mailbox_"
 """The prefix of the channels on which receivers are notified; the id of the queue follows."""
@@ -21,7 +196,7 @@ _UNSETTLED: Final = f"mailbox_messages WHERE queue = {_QUEUE} AND death IS NULL"
 _NOW: Final = "(SELECT clock_timestamp())"
 _NOTIFY: Final = f"pg_notify('{CHANNEL}' || queues.id, '')"
 
-VERSION: Final = "SELECT version FROM mailbox_schema"
+FIND_VERSION: Final = "SELECT version FROM mailbox_schema"
 
 SERVER: Final[LiteralString] = """
     SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8,

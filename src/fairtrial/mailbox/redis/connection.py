@@ -16,12 +16,19 @@ import redis.backoff
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.mailbox.redis.address import Node, RedisAddress, invalid_address
-from fairtrial.mailbox.redis.coalesce import Call, Coalescer
-from fairtrial.mailbox.redis.errors import ServerNotDurable, lost_connections
+from fairtrial.mailbox.redis.coalesce import Call, Coalescer, ThreadConnection
 from fairtrial.mailbox.redis.scripts import ALL, LuaScript
-from fairtrial.mailbox.redis.thread_connection import ThreadConnection
-from fairtrial.mailbox.redis.topology import DISCOVERY_SECONDS, MAX_REDIRECTS, AsyncNodes, Topology
+from fairtrial.mailbox.redis.topology import (
+    DISCOVERY_SECONDS,
+    MAX_REDIRECTS,
+    AsyncNodes,
+    Node,
+    RedisAddress,
+    ServerNotDurable,
+    Topology,
+    invalid_address,
+    lost_connections,
+)
 from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.redact import register_guess
 

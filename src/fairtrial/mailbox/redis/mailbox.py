@@ -21,17 +21,20 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import encode_body
-from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker
-from fairtrial.mailbox.claim_check import ClaimCheck
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name
+from fairtrial.mailbox.body import ClaimCheck, encode_body, queue_key, seal
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxFactory, MailboxResolver, Message, validate_name
 from fairtrial.mailbox.redis.coalesce import MAX_BYTES, MAX_OPERATIONS, Call
 from fairtrial.mailbox.redis.connection import RedisConnection, RedisSource
-from fairtrial.mailbox.redis.dead_letters import RedisDeadLetters
-from fairtrial.mailbox.redis.errors import is_gone, translated
-from fairtrial.mailbox.redis.queue import Consumers, Keys
-from fairtrial.mailbox.redis.receipt import OURS, RedisReceipt, RedisRenewer
-from fairtrial.mailbox.redis.receive import Receiver
+from fairtrial.mailbox.redis.receive import (
+    OURS,
+    Consumers,
+    Keys,
+    Receiver,
+    RedisDeadLetters,
+    RedisReceipt,
+    RedisRenewer,
+    Sweeper,
+)
 from fairtrial.mailbox.redis.scripts import (
     ACK,
     ANNOUNCE,
@@ -48,10 +51,8 @@ from fairtrial.mailbox.redis.scripts import (
     WORKERS,
     LuaScript,
 )
-from fairtrial.mailbox.redis.sweeper import Sweeper
-from fairtrial.mailbox.resolver import MailboxFactory, MailboxResolver
-from fairtrial.mailbox.sealing import queue_key, seal
-from fairtrial.mailbox.server import ServerMailbox
+from fairtrial.mailbox.redis.topology import is_gone, translated
+from fairtrial.mailbox.server import ANNOUNCEMENT_SECONDS, Reader, Readers, ServerMailbox, ServingWorker
 
 MAX_BODY_BYTES = 1024 * 1024
 SWEEP_SECONDS = 1.0

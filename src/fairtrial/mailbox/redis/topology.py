@@ -1,17 +1,17 @@
-"""Which server has the keys of a mailbox, and the clients of these servers.
-
-A mailbox lives on one server at a time: all its keys share a hash tag. Its server is the one of the URL, the master
-that Sentinels name, or the node of a Cluster that serves the slot. What was learned is used until a server fails, is no
-master any more, or says that a slot has moved. redis-py's own clients for Sentinel and Cluster are not used: they
-repeat commands after a lost connection, and a message must not be sent twice without its sender's knowledge.
-"""
+"""Where a Redis is: addresses, Sentinel, Cluster; its errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+import redis.exceptions as theirs
 from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
@@ -25,15 +25,204 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from fairtrial.mailbox.redis.address import Node, RedisAddress
-from fairtrial.mailbox.redis.errors import lost_connections
+from fairtrial.errors import (
+    ConfigurationError,
+    MailboxAccessError,
+    MailboxConnectionError,
+    MailboxError,
+    MailboxFullError,
+    MailboxNotDurableError,
+)
+
+_PASSING = (
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY ",
+    "UNBLOCKED",
+    "MISCONF",
+    "NOREPLICAS",
+)
+_MOVING = (theirs.ClusterError, theirs.AskError, theirs.TryAgainError)
+_REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS", "NOPROTO")
+
+
+@contextmanager
+def lost_connections() -> Iterator[None]:
+    """Raise redis-py's ConnectionError where it raises something else for a connection that was reset.
+
+    Depending on the timing, redis-py raises an AttributeError, a TypeError or a RuntimeError (its issue 4287), because
+    its reader or writer is None.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise theirs.ConnectionError(f"the connection was lost ({error!r})") from error
+
+
+class ServerNotDurable(theirs.RedisError):
+    """The server may lose confirmed messages. A RedisError, so that redis-py closes the connection."""
+
+
+def translated(error: BaseException, doing: str) -> MailboxError:
+    """Return the error as a `MailboxError`, with the text of the server, which contains no URL and no password."""
+    if isinstance(error, MailboxError):
+        return error
+    if isinstance(error, ServerNotDurable):
+        return MailboxNotDurableError(str(error))
+    text = f"{doing}: {error}"
+    if isinstance(error, theirs.AuthenticationError | theirs.NoPermissionError | theirs.AuthorizationError):
+        return MailboxAccessError(text)
+    if isinstance(error, theirs.ConnectionError | theirs.TimeoutError | theirs.ReadOnlyError | OSError):
+        return MailboxConnectionError(f"{doing}: {_plainly(str(error))}")
+    said = str(error)
+    if isinstance(error, _MOVING):  # redis-py has cut off the word by which they could be known.
+        return MailboxConnectionError(f"{doing}: the Redis Cluster is changing ({type(error).__name__}: {said})")
+    if said.startswith(_REFUSED):
+        return MailboxAccessError(text)
+    if isinstance(error, theirs.OutOfMemoryError) or said.startswith("OOM"):
+        return MailboxFullError(text)
+    if said.startswith(_PASSING):
+        return MailboxConnectionError(text)
+    return MailboxError(text)
+
+
+def is_gone(error: BaseException) -> bool:
+    """Return whether the error means that the mailbox or its consumer group does not exist."""
+    said = str(error)
+    return said.startswith(("NOGROUP", "UNBLOCKED")) or "no such key" in said.lower()
+
+
+def _plainly(said: str) -> str:
+    """Simplify redis-py's message about an unreachable server."""
+    found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)(.*)", said, re.DOTALL)
+    if found is None:
+        return said
+    secured = re.search(r"\[SSL[^]]*\] (.*?)(?: \(_ssl\.c|$)", found[3])  # Its number means something else there.
+    return f"cannot connect to {found[2]}: {secured[1] if secured else os.strerror(int(found[1]))}"
+
+
+type Node = tuple[str, int] | None
+"""Host and port of a server; None is the one server of a plain URL."""
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_PORTS = {"sentinel": 26379, "cluster": 6379}
+_FORMS = (
+    "invalid Redis URL: write redis://[user:password@]host[:port][/db], rediss://... for TLS, unix://path, "
+    "redis+sentinel://[user:password@]host[:port],host[:port]/name[/db] or "
+    "redis+cluster://[user:password@]host[:port],host[:port], with / ? # @ : % in a password percent-encoded"
+)
+
+
+def invalid_address() -> ConfigurationError:
+    """Return the error of an address that cannot be read. It quotes nothing, because a part may be a password."""
+    return ConfigurationError(_FORMS)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A parsed address.
+
+    Attributes:
+        mode: What the address leads to.
+        url: The address of one server as redis-py reads it; empty in the other modes.
+        seeds: The Sentinels, or the nodes of a Cluster that are asked for the others.
+        service: The name by which the Sentinels know the master.
+    """
+
+    mode: Literal["server", "sentinel", "cluster"]
+    url: str = field(default="", repr=False)
+    seeds: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    tls: bool = False
+    credentials: str = field(default="", repr=False)
+    database: int = 0
+    query: str = field(default="", repr=False)
+    sentinel_credentials: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> RedisAddress:
+        """Read an address.
+
+        Raises:
+            ConfigurationError: it is not an address of Redis.
+        """
+        scheme, separator, rest = url.partition("://")
+        plain, _, mode = scheme.partition("+")
+        if not separator or scheme not in SCHEMES:
+            raise invalid_address()
+        if not mode:
+            return cls("server", url)
+        location, _, query = rest.partition("?")
+        authority, _, path = location.partition("/")
+        credentials, at, hosts = authority.rpartition("@")
+        seeds = tuple(_host_and_port(host, _PORTS[mode]) for host in hosts.split(","))
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        own = [options.pop(name, "") for name in ("sentinel_username", "sentinel_password")]
+        service, _, database = path.partition("/") if mode == "sentinel" else ("", "", path)
+        database = database or "0"
+        if not database.isdecimal() or (mode == "sentinel" and not service):
+            raise invalid_address()
+        if mode == "cluster" and database != "0":
+            raise ConfigurationError(f"the database of a Redis Cluster must be 0 (got {database})")
+        return cls(
+            "sentinel" if mode == "sentinel" else "cluster",
+            seeds=seeds,
+            service=unquote(service),
+            tls=plain == "rediss",
+            credentials=credentials + at,
+            database=int(database),
+            query=urlencode(options),
+            sentinel_credentials=f"{quote(own[0], safe='')}:{quote(own[1], safe='')}@" if any(own) else "",
+        )
+
+    def url_of(self, node: Node) -> str:
+        """Return the address of one server with messages."""
+        return self.url if node is None else self._url(node, self.credentials, f"/{self.database}")
+
+    def url_of_seed(self, seed: tuple[str, int]) -> str:
+        """Return the address of a server that knows where the messages are."""
+        return self._url(seed, self.sentinel_credentials if self.mode == "sentinel" else self.credentials, "")
+
+    def _url(self, node: tuple[str, int], credentials: str, path: str) -> str:
+        url = f"{'rediss' if self.tls else 'redis'}://{credentials}{_shown(node)}{path}"
+        return f"{url}?{self.query}" if self.query else url
+
+    def __str__(self) -> str:
+        """Return the address without credentials and options."""
+        if self.mode == "server":
+            scheme, _, rest = self.url.partition("://")
+            authority = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
+            host, port = ("", 6379) if scheme == "unix" or not authority else _host_and_port(authority, 6379)
+            return f"{scheme}://{host}:{port}"
+        name = f"/{quote(self.service)}" if self.service else ""
+        return f"{'rediss' if self.tls else 'redis'}+{self.mode}://{','.join(map(_shown, self.seeds))}{name}"
+
+
+def _host_and_port(text: str, default: int) -> tuple[str, int]:
+    """Split `host`, `host:port` or `[IPv6]:port`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or port.endswith("]"):
+        host, port = text, str(default)
+    host = unquote(host.removeprefix("[").removesuffix("]"))
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise invalid_address()
+    return host, int(port)
+
+
+def _shown(node: tuple[str, int]) -> str:
+    host, port = node
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 SLOTS: Final = 16384
 MAX_REDIRECTS: Final = 3
 """How often a command that a node refused with MOVED or ASK follows to another one."""
 DISCOVERY_SECONDS: Final = 2.0
 _FAILED = (ConnectionError, TimeoutError, OSError, ReadOnlyError, ClusterDownError, MasterDownError)
-_REFUSED = (AuthenticationError, NoPermissionError)
+_NOT_PERMITTED = (AuthenticationError, NoPermissionError)
 
 
 class Topology:
@@ -107,7 +296,7 @@ class Topology:
     def unknown(self, errors: Sequence[BaseException]) -> BaseException:
         """Return the error for seeds of which none named a server."""
         for error in errors:
-            if isinstance(error, _REFUSED):
+            if isinstance(error, _NOT_PERMITTED):
                 return error
         who = "Sentinel" if self.address.mode == "sentinel" else "node of the Redis Cluster"
         of = f" knows a master named {self.address.service!r}" if self.address.mode == "sentinel" else " answers"

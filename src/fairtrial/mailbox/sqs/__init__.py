@@ -7,9 +7,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("a mailbox on SQS", "sqs") from error
 
-from fairtrial.mailbox.sqs.address import SqsAddress
-from fairtrial.mailbox.sqs.connection import SqsConnection
+from fairtrial.mailbox.sqs.connection import SqsAddress, SqsConnection
 from fairtrial.mailbox.sqs.mailbox import SqsMailbox, SqsMailboxFactory
-from fairtrial.mailbox.sqs.s3 import S3ClaimCheck
+from fairtrial.mailbox.sqs.queues import S3ClaimCheck
 
 __all__ = ["S3ClaimCheck", "SqsAddress", "SqsConnection", "SqsMailbox", "SqsMailboxFactory"]

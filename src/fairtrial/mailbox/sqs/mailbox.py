@@ -1,12 +1,12 @@
-"""A mailbox on Amazon SQS."""
+"""The mailbox on SQS, and its dead letters."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, Protocol, cast
 
 from typing_extensions import TypeVar
 
@@ -19,21 +19,159 @@ from fairtrial.errors import (
     MailboxError,
     MessageTooLargeError,
 )
-from fairtrial.mailbox.body import encode_body
-from fairtrial.mailbox.claim_check import ClaimCheck
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Renewer, validate_name
-from fairtrial.mailbox.resolver import MailboxFactory, MailboxResolver
-from fairtrial.mailbox.sealing import queue_key, seal
+from fairtrial.mailbox.body import ClaimCheck, encode_body, queue_key, readable, seal
+from fairtrial.mailbox.protocol import (
+    DeadLetter,
+    Mailbox,
+    MailboxDepth,
+    MailboxFactory,
+    MailboxResolver,
+    Message,
+    Renewer,
+    validate_name,
+)
 from fairtrial.mailbox.server import ServerMailbox
-from fairtrial.mailbox.sqs.batches import MAX_BYTES, MAX_ENTRIES
-from fairtrial.mailbox.sqs.connection import SqsConnection, SqsSource
-from fairtrial.mailbox.sqs.dead_letters import SqsDeadLetters
-from fairtrial.mailbox.sqs.errors import FAILURES, entry_error, is_gone, translated
-from fairtrial.mailbox.sqs.queues import MailboxQueues
-from fairtrial.mailbox.sqs.receipt import SqsReceipt, SqsRenewer
-from fairtrial.mailbox.sqs.receive import SqsReceiver
-from fairtrial.mailbox.sqs.s3 import S3ClaimCheck
-from fairtrial.mailbox.sqs.wire_message import HEADER_BYTES, WireMessage, as_storable
+from fairtrial.mailbox.sqs.connection import (
+    FAILURES,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    SqsConnection,
+    SqsSource,
+    entry_error,
+    is_gone,
+    translated,
+)
+from fairtrial.mailbox.sqs.queues import HEADER_BYTES, MailboxQueues, S3ClaimCheck, WireMessage, as_storable
+from fairtrial.mailbox.sqs.receive import SqsReceipt, SqsReceiver, SqsRenewer
+
+_LISTING_SECONDS: Final = 120
+_EMPTY_POLLS: Final = 2  # A short poll of SQS may miss messages: the queue is empty when several found none.
+
+
+class SqsLetterBox(Protocol):
+    """The interface of a mailbox for its dead letters."""
+
+    name: str
+    connection: SqsConnection
+    queues: MailboxQueues
+
+    async def open(self) -> None:
+        """Find or create the queues."""
+        ...
+
+    async def count(self, url: str) -> tuple[int, int, int]:
+        """Return the number of messages in a queue: waiting, delayed and in flight."""
+        ...
+
+    async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
+        """Send a message to one of the queues."""
+        ...
+
+    async def body_of(self, wire: WireMessage) -> bytes:
+        """Return the body of a message, from the claim check if it is there."""
+        ...
+
+
+class SqsDeadLetters:
+    """The dead letters of one mailbox."""
+
+    def __init__(self, mailbox: SqsLetterBox) -> None:
+        self._mailbox = mailbox
+
+    async def count(self) -> int:
+        """Return the number of dead letters."""
+        await self._mailbox.open()
+        url = self._mailbox.queues.dead
+        return 0 if url is None else sum(await self._mailbox.count(url))
+
+    async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        """Return the oldest `limit` dead letters, or the next ones `after` an id."""
+        if limit < 1:
+            raise ConfigurationError(f"limit must be at least 1 (got {limit})")
+        held = await self._receive_all()
+        await self._release([handle for handle, _ in held])
+        wires = {wire.dead_id: wire for _, wire in held if after is None or wire.dead_id > after}
+        return [await self._letter(wires[id]) for id in sorted(wires)[:limit]]
+
+    async def retry(self, *ids: str) -> int:
+        """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
+        return await self._remove(ids, send=True)
+
+    async def drop(self, *ids: str) -> int:
+        """Delete these; returns their number."""
+        return await self._remove(ids, send=False)
+
+    async def _remove(self, ids: Collection[str], *, send: bool) -> int:
+        wanted = set(ids)
+        if not wanted:
+            return 0
+        held = await self._receive_all()
+        found = {}
+        try:
+            for handle, wire in held:
+                if wire.dead_id in wanted:
+                    if send:
+                        clean = replace(wire, deliveries=0, dead_id="", reason="", error="", died_at=0.0)
+                        await self._mailbox.send_wire(clean)
+                    await self._batch("delete_message_batch", [handle])
+                    found[handle] = wire.dead_id
+        finally:
+            await self._release([handle for handle, _ in held if handle not in found])
+        return len(set(found.values()))
+
+    async def _receive_all(self) -> list[tuple[str, WireMessage]]:
+        await self._mailbox.open()
+        url = self._mailbox.queues.dead
+        held: list[tuple[str, WireMessage]] = []
+        empty = 0
+        while url is not None and empty < _EMPTY_POLLS:
+            try:
+                messages = await self._mailbox.connection.receive(
+                    QueueUrl=url, MaxNumberOfMessages=MAX_ENTRIES, VisibilityTimeout=_LISTING_SECONDS, WaitTimeSeconds=0
+                )
+            except FAILURES as error:
+                raise translated(error, f"reading dead letters of {self._mailbox.name}") from None
+            empty = 0 if messages else empty + 1
+            for message in messages:
+                try:
+                    wire = WireMessage.loads(message["Body"])
+                except BodyError:
+                    continue  # Not ours; it becomes visible again by itself.
+                if wire.dead_id:
+                    held.append((message["ReceiptHandle"], wire))
+        return held
+
+    async def _release(self, handles: Sequence[str]) -> None:
+        await self._batch("change_message_visibility_batch", handles, VisibilityTimeout=0)
+
+    async def _batch(self, operation: str, handles: Sequence[str], **more: Any) -> None:
+        url = self._mailbox.queues.dead
+        doing = f"changing dead letters of {self._mailbox.name}"
+        submit = self._mailbox.connection.batcher.submit
+        for future in [submit(operation, url or "", {"ReceiptHandle": handle, **more}) for handle in handles]:
+            try:
+                failure = await future
+            except FAILURES as error:
+                raise translated(error, doing) from None
+            if failure is not None:
+                raise entry_error(failure, doing)
+
+    async def _letter(self, wire: WireMessage) -> DeadLetter:
+        try:
+            text = readable(await self._mailbox.body_of(wire)).decode("utf-8", "replace")
+        except (BodyError, OSError):
+            text = f"sha256:{wire.payload}" if wire.form == "claim" else wire.payload
+        return DeadLetter(
+            wire.dead_id,
+            wire.id,
+            text,
+            wire.deliveries,
+            wire.reason,
+            wire.error,
+            wire.reply_to or None,
+            died_at=wire.died_at,
+        )
+
 
 MAX_BODY_BYTES = (MAX_BYTES - HEADER_BYTES) * 3 // 4  # Binary bodies grow by a third in base64.
 _MAX_FOREIGN = 200_000

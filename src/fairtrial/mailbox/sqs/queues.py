@@ -1,23 +1,138 @@
-"""The queues of a mailbox: their names, creation, shards and deletion.
-
-The name of a queue has a readable part and a hash of the name of the mailbox. Tags keep the whole name, the owner, the
-number of shards, and when an abandoned queue may be deleted.
-"""
+"""Queues of SQS: names, attributes, messages as SQS holds them, bodies in S3."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import hashlib
+import json
 import logging
 import os
 import re
+import secrets
 import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
 
-from fairtrial.errors import MailboxError, ReplyNotAvailableError
-from fairtrial.mailbox.sqs.connection import SqsConnection
-from fairtrial.mailbox.sqs.errors import FAILURES, code_of, is_gone, translated
+from fairtrial.errors import BodyError, ConfigurationError, MailboxError, MessageTooLargeError, ReplyNotAvailableError
+from fairtrial.mailbox.body import MAX_BYTES
+from fairtrial.mailbox.sqs.connection import FAILURES, SqsConnection, code_of, is_gone, translated
+
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_DEAD_ID: Final = re.compile(r"[0-9]{13,15}-[0-9a-f]{8}")
+_REFUSED: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MAX_COUNT: Final = 1_000_000_000
+_MAX_REASON: Final = 2000
+HEADER_BYTES: Final = 16 * 1024
+"""Room for the header within the size limit of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireMessage:
+    """One message.
+
+    Attributes:
+        payload: The body: text, base64, or the hash of a claim check, depending on `form`.
+        form: `text`, `base64` or `claim`.
+        id: The id of the message, the same in every copy.
+        reply_to: The reply address; empty if there is none.
+        deliveries: The deliveries of earlier copies.
+        expiries: The expired leases of earlier copies.
+        not_before: Do not deliver it before this time, in seconds since the epoch.
+        dead_id: The id of the dead letter; empty for other messages.
+        reason: Why it is a dead letter.
+        error: The type of the error that made it one.
+        died_at: When it became one, in seconds since the epoch.
+    """
+
+    payload: str
+    form: str = "text"
+    id: str = ""
+    reply_to: str = ""
+    deliveries: int = 0
+    expiries: int = 0
+    not_before: float = 0.0
+    dead_id: str = ""
+    reason: str = ""
+    error: str = ""
+    died_at: float = 0.0
+
+    @classmethod
+    def of(cls, body: bytes, reply_to: str) -> Self:
+        """Return a new message. Bodies with characters that SQS refuses are sent as base64."""
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError:
+            text = None
+        if text is None or _REFUSED.search(text):
+            return cls(base64.b64encode(body).decode(), "base64", secrets.token_hex(16), reply_to)
+        return cls(text, "text", secrets.token_hex(16), reply_to)
+
+    @classmethod
+    def of_claim(cls, sha256: str, reply_to: str) -> Self:
+        """Return a new message whose body is in a claim check."""
+        return cls(sha256, "claim", secrets.token_hex(16), reply_to)
+
+    def dumps(self) -> str:
+        """Return the text to send."""
+        header = {name: value for name, value in asdict(self).items() if name != "payload" and value != _DEFAULTS[name]}
+        return json.dumps(header, separators=(",", ":"), ensure_ascii=False) + "\n" + self.payload
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        """Return the message of a text that was received.
+
+        Raises:
+            BodyError: it was not sent by a mailbox.
+        """
+        header, mark, payload = text.partition("\n")
+        try:
+            values = json.loads(header) if mark and len(header) <= HEADER_BYTES else None
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or not _is_valid(values):
+            raise BodyError("it was not sent by a mailbox: its first line is not a valid header")
+        return cls(payload, **values)
+
+    def body(self) -> bytes:
+        """Return the body of a message that is not in a claim check. Raises `BodyError` if it is damaged."""
+        if self.form == "text":
+            return self.payload.encode("utf-8", "surrogatepass")
+        try:
+            return base64.b64decode(self.payload, validate=True)
+        except (binascii.Error, ValueError):
+            raise BodyError("its base64 is damaged") from None
+
+
+_DEFAULTS: Final = {field.name: field.default for field in fields(WireMessage)}
+
+
+def as_storable(text: str, longest: int = _MAX_REASON) -> str:
+    """Return a reason or error as a header can store it: not too long, without characters that SQS refuses."""
+    return _REFUSED.sub("\ufffd", text[:longest])
+
+
+def _is_valid(values: dict[str, Any]) -> bool:
+    """Check a header: anyone who can write to the queue can make one, and its values are displayed and logged."""
+    for name, value in values.items():
+        default = _DEFAULTS.get(name)
+        if name == "payload" or name not in _DEFAULTS:
+            return False
+        if isinstance(default, str) and not isinstance(value, str):
+            return False
+        if isinstance(default, int | float) and (type(value) not in (int, type(default)) or not 0 <= value < 1e12):
+            return False
+        if isinstance(default, int) and value > _MAX_COUNT:
+            return False
+    dead_id = values.get("dead_id", "")
+    return (
+        _ID.fullmatch(values.get("id", "")) is not None
+        and values.get("form", "text") in ("text", "base64", "claim")
+        and (not dead_id or _DEAD_ID.fullmatch(dead_id) is not None)
+    )
+
 
 _log = logging.getLogger(__name__)
 MAILBOX_TAG: Final = "fairtrial:mailbox"
@@ -230,3 +345,69 @@ async def delete_abandoned_quietly(connection: SqsConnection) -> None:
             _log.info("deleted %d abandoned queues with the prefix %s", deleted, connection.address.prefix)
     except MailboxError as error:
         _log.warning("abandoned queues could not be deleted: %s", error)
+
+
+THRESHOLD: Final = 256 * 1024
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class S3ClaimCheck:
+    """Stores large bodies in the bucket of an SQS address, under `<prefix>/<SHA-256>`.
+
+    Objects are not deleted when a message is settled, because several messages may have the same body: give the bucket
+    a lifecycle rule that deletes them after 15 days, which is longer than SQS keeps a message.
+
+    Args:
+        connection: The connection, whose address names the bucket.
+        threshold: Larger bodies, in bytes, are stored here. A smaller one costs less in the message.
+        max_bytes: Larger bodies are refused.
+    """
+
+    def __init__(self, connection: SqsConnection, *, threshold: int = THRESHOLD, max_bytes: int = MAX_BYTES) -> None:
+        if connection.address.bucket is None:
+            raise ConfigurationError("the SQS address must name a bucket: sqs://region/prefix?bucket=NAME")
+        if not 0 < threshold <= max_bytes:
+            raise ConfigurationError(f"threshold must be between 1 and max_bytes (got {threshold})")
+        self.bucket = connection.address.bucket
+        self.threshold = threshold
+        self.max_bytes = max_bytes
+        self._connection = connection
+
+    async def keep(self, body: bytes) -> str:
+        """Store a body; returns its hash."""
+        if len(body) > self.max_bytes:
+            raise MessageTooLargeError(f"the body must have at most {self.max_bytes} bytes (got {len(body)})")
+        sha256 = hashlib.sha256(body).hexdigest()
+        try:
+            # Even if it is there: that renews the age by which the bucket deletes objects.
+            await self._connection.call_s3("put_object", Bucket=self.bucket, Key=self._key(sha256), Body=body)
+        except FAILURES as error:
+            raise translated(error, f"storing a large body in bucket {self.bucket}") from None
+        return sha256
+
+    async def fetch(self, sha256: str) -> bytes:
+        """Return the body with this hash.
+
+        Raises:
+            BodyError: the hash is invalid or not found, or the body is damaged or too large.
+            OSError: the bucket cannot be read at present.
+        """
+        if not _HASH.fullmatch(sha256):
+            raise BodyError("it names no valid claim check")
+        try:
+            answer = await self._connection.call_s3("get_object", Bucket=self.bucket, Key=self._key(sha256))
+            async with answer["Body"] as stream:
+                size = int(answer["ContentLength"])
+                if size > self.max_bytes:  # Checked before it is read, because the bucket is shared.
+                    raise BodyError(f"the body must have at most {self.max_bytes} bytes (got {size})")
+                body: bytes = await stream.read()
+        except FAILURES as error:
+            if code_of(error) in ("NoSuchKey", "404"):
+                raise BodyError(f"its body {sha256[:12]} is not in bucket {self.bucket}") from None
+            raise OSError(str(translated(error, f"reading a large body from bucket {self.bucket}"))) from None
+        if hashlib.sha256(body).hexdigest() != sha256:
+            raise BodyError(f"its body {sha256[:12]} in bucket {self.bucket} is damaged")
+        return body
+
+    def _key(self, sha256: str) -> str:
+        return f"{self._connection.address.prefix}/{sha256}"

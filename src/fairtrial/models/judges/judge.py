@@ -16,7 +16,7 @@ from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.data.session.views import JUDGE, SessionView
 from fairtrial.errors import ConfigurationError, NothingToScoreError, OutputParseError
 from fairtrial.models.adapter import Completion, ProviderAdapter
-from fairtrial.models.families import family
+from fairtrial.models.clients import family
 from fairtrial.models.judges.fence import Material, fence, token_for
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.scoring.evaluator import Case, EvalContext, Scorer, call_by_hand

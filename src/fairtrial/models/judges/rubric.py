@@ -1,18 +1,105 @@
-"""A judge that checks a list of criteria with signed points."""
+"""Judges with a rubric, a checklist, a panel, or two answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import anyio
+
 from fairtrial.base.frozen import first_is
-from fairtrial.errors import ConfigurationError, OutputParseError
+from fairtrial.data.sample import Sample
+from fairtrial.errors import ConfigurationError, NothingToScoreError, OutputParseError
 from fairtrial.models.adapter import ProviderAdapter
-from fairtrial.models.judges.judge import Judging, material_of
-from fairtrial.scoring.evaluator import Case
-from fairtrial.scoring.score import SHARE, Metric, Score
+from fairtrial.models.judges.judge import Judging, is_empty, material_of, short_name
+from fairtrial.scoring.combine import Combined
+from fairtrial.scoring.evaluator import Case, Evaluator, Scorer, resolve
+from fairtrial.scoring.score import SHARE, Metric, Score, mean_value, merge
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one question: its number, the reason, and yes or no."""
+
+    question: int
+    reason: str
+    answer: Literal["yes", "no"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChecklistOutput:
+    """The answers to all questions."""
+
+    answers: tuple[Answer, ...]
+
+
+class Checklist(Judging):
+    """Asks several yes/no questions about one output."""
+
+    __slots__ = ("_pass_at", "questions")
+
+    def __init__(self, adapter: ProviderAdapter, questions: Sequence[str], *, pass_at: float, **rest: Any) -> None:
+        super().__init__(adapter, "; ".join(questions), **rest)
+        self.questions = tuple(questions)
+        self._pass_at = pass_at
+
+    @property
+    def question(self) -> str:
+        """What it asks: all questions at once."""
+        listed = "\n".join(f"{number}. {question}" for number, question in enumerate(self.questions, 1))
+        return (
+            f"Answer each question about the output to assess with yes or no:\n{listed}\n\n"
+            'Answer with a JSON object {"answers": [...]} that holds one object for each question, in order: '
+            '"question", its number, then "reason", one sentence, then "answer", "yes" or "no".'
+        )
+
+    async def score(self, case: Case) -> Score:
+        """Ask all questions in one call."""
+        guarded = self.guarded(case)
+        if guarded is not None:
+            return guarded
+        completion, verdict, asked = await self.ask(case, self.material(case), self.question, ChecklistOutput)
+        numbers = [answer.question for answer in verdict.answers]
+        if numbers != list(range(1, len(self.questions) + 1)):
+            raise OutputParseError(
+                f"judge {self.name!r} must answer questions 1 to {len(self.questions)} (got {numbers})",
+                raw=completion.raw,
+            )
+        yes = [answer.answer == "yes" for answer in verdict.answers]
+        value = sum(yes) / len(yes)
+        metrics = [
+            Metric(
+                f"{answer.question}: {question}",
+                float(good),
+                passed=good,
+                reason=answer.reason,
+                higher_is_better=True,
+                bounds=SHARE,
+            )
+            for answer, question, good in zip(verdict.answers, self.questions, yes, strict=True)
+        ]
+        failed = [f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed]
+        details = self.provenance(case, completion, asked)
+        return self.verdict(value, value >= self._pass_at, "; ".join(failed), details, metrics)
+
+
+def checklist(
+    adapter: ProviderAdapter,
+    questions: Sequence[str],
+    *,
+    pass_at: float = 1.0,
+    include_input: bool = True,
+    name: str | None = None,
+) -> Checklist:
+    """A judge that answers yes/no questions; the value is the share of yes, and it passes from `pass_at` on.
+
+    Write the questions so that yes is good.
+    """
+    if not questions:
+        raise ConfigurationError("a checklist must have at least one question (got none)")
+    return Checklist(adapter, questions, pass_at=pass_at, include_input=include_input, name=name or "checklist")
 
 
 @first_is(str)
@@ -171,3 +258,154 @@ def rubric(
     """
     chosen = None if items is None else _items(items)
     return Rubric(adapter, chosen, pass_at=pass_at, include_input=include_input, name=name)
+
+
+class JudgePanel(Combined):
+    """A panel of judges that gives a verdict if enough of them do."""
+
+    __slots__ = ("quorum",)
+
+    def __init__(self, members: Sequence[Scorer], quorum: int) -> None:
+        super().__init__("panel", members, _majority, names=_names(members))
+        self.quorum = quorum
+
+    async def parts(self, case: Case) -> list[tuple[str, Score]]:
+        """Return the scores of the members that gave one; raises the first error if they are too few."""
+        outcomes = await self.outcomes(case)
+        parts = [(name, score) for name, score in outcomes if isinstance(score, Score)]
+        if len(parts) < self.quorum:
+            raise next(error for _, error in outcomes if isinstance(error, Exception))
+        return parts
+
+
+def panel(*judges: Evaluator | Scorer, quorum: int | None = None) -> Combined:
+    """Passes if more than half pass; the value is the mean, and `agreement` is the share on the majority's side.
+
+    Small models of different families make a better panel than one large model asked several times.
+
+    Args:
+        judges: The members.
+        quorum: How many members must give a verdict; by default all. The others may fail, and have no vote.
+    """
+    if len(judges) < 2:
+        raise ConfigurationError(f"a panel must have at least two judges (got {len(judges)})")
+    if quorum is not None and not 1 <= quorum <= len(judges):
+        raise ConfigurationError(f"the quorum of a panel must be from 1 to {len(judges)}, its judges (got {quorum})")
+    members = [resolve(judge) for judge in judges]
+    return JudgePanel(members, len(members) if quorum is None else quorum)
+
+
+def _names(members: Sequence[Scorer]) -> list[str]:
+    """Return the names of the judges; judges of the same criterion are named after their models."""
+    names = [member.name for member in members]
+    return [
+        f"{name} ({member.adapter.model})"
+        if names.count(name) > 1 and isinstance(member, Judging) and member.adapter is not None
+        else name
+        for name, member in zip(names, members, strict=True)
+    ]
+
+
+def _majority(parts: Sequence[tuple[str, Score]]) -> Score:
+    passes = sum(part.passed for _, part in parts)
+    passed = 2 * passes > len(parts)
+    agreement = max(passes, len(parts) - passes) / len(parts)
+    merged = merge(parts, value=mean_value(parts), passed=passed)
+    return Score(merged.value, passed, merged.reason, (*merged.metrics, Metric("agreement", agreement, bounds=SHARE)))
+
+
+@dataclass(frozen=True, slots=True)
+class PairOutput:
+    """The reply of a pairwise judge: the reason, then the choice."""
+
+    reason: str
+    better: Literal["first", "second", "equal"]
+
+
+class PairwiseJudge(Judging):
+    """A judge that compares the output with another. A preference that depends on the order counts as a tie."""
+
+    __slots__ = ("_other",)
+
+    def __init__(
+        self, adapter: ProviderAdapter, criterion: str, other: Callable[[Case], Any] | None, **rest: Any
+    ) -> None:
+        super().__init__(adapter, criterion, **rest)
+        self._other = other
+
+    async def score(self, case: Case) -> Score:
+        """Ask twice, with the two outputs in both orders."""
+        other = self.reference(case) if self._other is None else self._other(case)
+        if is_empty(other):
+            raise NothingToScoreError(f"judge {self.name!r} has no other output to compare with")
+        if is_empty(case.output):
+            return self.verdict(0.0, False, "the output is empty; the judge was not asked")
+        answers: dict[bool, tuple[float, str, dict[str, Any]]] = {}
+        errors: list[Exception] = []
+
+        async def ask(ours_first: bool) -> None:
+            try:
+                answers[ours_first] = await self._ask_once(case, other, ours_first=ours_first)
+            except Exception as error:  # A task group would wrap it, and hide its type and its `retry_after`.
+                errors.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, True)
+            await ask(False)
+        if errors:
+            raise errors[0]
+        (first, why_first, kept_first), (second, why_second, kept_second) = answers[True], answers[False]
+        agreed = first == second
+        value = first if agreed else 0.5
+        reason = (
+            why_first if agreed else f"the verdict depends on the order, so it is a tie ({why_first} / {why_second})"
+        )
+        metrics = [
+            Metric("ours_first", first, metadata=kept_first, bounds=SHARE),
+            Metric("ours_second", second, metadata=kept_second, bounds=SHARE),
+            Metric("consistent", float(agreed), bounds=SHARE),
+        ]
+        return self.verdict(value, value >= 0.5, reason, metrics=metrics)
+
+    @property
+    def question(self) -> str:
+        """What it asks."""
+        return (
+            f"Criterion: {self.criterion}\n\nWhich of the two outputs meets the criterion better? Their order says "
+            'nothing about them.\n\nAnswer with a JSON object: first "reason", one or two sentences, then "better", '
+            'which is "first", "second" or "equal".'
+        )
+
+    async def _ask_once(self, case: Case, other: Any, *, ours_first: bool) -> tuple[float, str, dict[str, Any]]:
+        both = (case.output, other) if ours_first else (other, case.output)
+        pieces = pair_of(case.sample, *both, include_input=self.include_input)
+        completion, verdict, asked = await self.ask(case, pieces, self.question, PairOutput)
+        ours = "first" if ours_first else "second"
+        value = 0.5 if verdict.better == "equal" else float(verdict.better == ours)
+        return value, verdict.reason, self.provenance(case, completion, asked)
+
+
+def pair_of(sample: Sample[Any, Any], first: Any, second: Any, *, include_input: bool) -> dict[str, Any]:
+    """Return what a judge of two outputs sees, in order."""
+    pieces: dict[str, Any] = {"input": sample.input} if include_input and sample.input is not None else {}
+    return {**pieces, "first_output": first, "second_output": second}
+
+
+def pairwise_judge(
+    adapter: ProviderAdapter,
+    criterion: str,
+    *,
+    other: Callable[[Case], Any] | None = None,
+    include_input: bool = True,
+    name: str | None = None,
+) -> PairwiseJudge:
+    """A judge that compares the output with another one: a win is 1, a tie 0.5, a loss 0; a win or a tie passes.
+
+    Args:
+        adapter: The judge's model.
+        criterion: What makes one output better.
+        other: Returns the output to compare with; by default the sample's `expected`.
+        include_input: Show the judge the sample's input too.
+        name: Its name in reports; by default the beginning of the criterion.
+    """
+    return PairwiseJudge(adapter, criterion, other, include_input=include_input, name=name or short_name(criterion))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairtrial.base.frozen import first_is
-from fairtrial.reports.calibrate.calibration import CalibrationRecord
-from fairtrial.reports.calibrate.numbers import calibrate_source
+from fairtrial.reports.calibrate.numbers import CalibrationRecord, calibrate_source
 from fairtrial.reports.figures.labels import Labels
 from fairtrial.reports.figures.metrics import PASSED
 from fairtrial.reports.renderable import RenderableRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fairtrial.base import formatting
-from fairtrial.reports.calibrate.calibration import CalibrationRecord, Figure, JudgeConfusion
+from fairtrial.reports.calibrate.numbers import CalibrationRecord, Figure, JudgeConfusion
 from fairtrial.reports.render.document import Block, Column, Document, Remarks, Table
 
 type _Row = tuple[str, Figure, bool]

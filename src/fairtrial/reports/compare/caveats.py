@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fairtrial.base.formatting import count, number_word, range_text, rate
 from fairtrial.reports.compare.comparison import MetricComparison, SliceComparison, Verdict
 from fairtrial.reports.compare.pairing import Pairs, changed_samples
-from fairtrial.reports.figures.contents import ChangedContents
-from fairtrial.reports.figures.metrics import COSTS, is_verdict
+from fairtrial.reports.figures.columns import ChangedContents
+from fairtrial.reports.figures.metrics import COSTS, ExperimentSource, code_versions, is_verdict
 from fairtrial.reports.figures.slicing import SMALL_SLICE
-from fairtrial.reports.figures.source import ExperimentSource, code_versions
 from fairtrial.store.protocol import RESUMABLE, RunRecord
 
 FEW_PAIRS = 30

@@ -16,8 +16,7 @@ from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.labels import Labels, label_use
 from fairtrial.reports.figures.metrics import COSTS, PASSED, VALUE, measured_metric
 from fairtrial.reports.figures.rules import checked_smallest_difference
-from fairtrial.reports.figures.slices import SliceBy
-from fairtrial.reports.figures.slicing import name_of_slices, normalize_slices
+from fairtrial.reports.figures.slicing import SliceBy, name_of_slices, normalize_slices
 from fairtrial.reports.plan.plan_check import check_comparison, plan_of_sides
 from fairtrial.reports.renderable import Renderable, RenderableRecord
 from fairtrial.reports.report import EvalReport, ExperimentReport, source_of
@@ -43,7 +42,7 @@ class Comparison(ComparisonRecord, RenderableRecord):
 
     def to_latex(self) -> str:
         """Return the table of differences for a paper; it needs no LaTeX package, and foreign text is escaped."""
-        from fairtrial.reports.compare.latex import comparison_table
+        from fairtrial.reports.compare.methods import comparison_table
 
         return comparison_table(self)
 

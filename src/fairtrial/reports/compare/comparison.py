@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import batched
 from typing import TYPE_CHECKING, Literal, overload
 
-from fairtrial.reports.compare.changed_samples import ChangedSamples
+from fairtrial.reports.compare.pairing import ChangedSamples
 from fairtrial.reports.figures.analysis_plan import PlanCheck
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.metrics import ExperimentSource
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:

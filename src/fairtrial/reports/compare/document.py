@@ -35,9 +35,8 @@ from fairtrial.reports.render.document import (
     Tone,
     TrialDetails,
 )
-from fairtrial.reports.render.safe_text import shown
-from fairtrial.reports.render.session_text import sample_title
-from fairtrial.reports.render.trial_details import sample_of
+from fairtrial.reports.render.safe_text import sample_title, shown
+from fairtrial.reports.render.trials import sample_of
 from fairtrial.trials.result import EvalResult
 
 TONES: dict[str, Tone] = {

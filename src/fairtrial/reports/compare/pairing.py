@@ -1,4 +1,4 @@
-"""Pair two experiments by sample id, and compute differences of metrics."""
+"""Pair the trials of two experiments: by sample, and by what was changed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.base.formatting import count
 from fairtrial.base.frozen import EMPTY, FrozenDict
-from fairtrial.reports.compare.changed_samples import ChangedSamples
-from fairtrial.reports.figures.anytime import difference_at_any_time
-from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray, take_ids
-from fairtrial.reports.figures.contents import ChangedContents, compare_contents
+from fairtrial.reports.figures.column_samples import StoredIds
+from fairtrial.reports.figures.columns import ChangedContents, Columns, FloatArray, IntArray, compare_contents, take_ids
+from fairtrial.reports.figures.estimates import difference_at_any_time
 from fairtrial.reports.figures.metrics import (
     COSTS,
     FAILED,
@@ -34,7 +34,6 @@ from fairtrial.reports.figures.metrics import (
     quantile_name,
     widen,
 )
-from fairtrial.reports.figures.stored_ids import StoredIds
 from fairtrial.stats import (
     Interval,
     JudgedTrials,
@@ -47,6 +46,32 @@ from fairtrial.stats import (
     paired_difference,
     quantile_difference,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedSamples:
+    """Samples that are not the same on all sides, with some ids: another input, or only another expected value."""
+
+    inputs: int
+    expected: int
+    input_ids: tuple[str, ...]
+    expected_ids: tuple[str, ...]
+
+    @property
+    def remark(self) -> str:
+        """Return a remark about them: which are changed, and that they are missing."""
+        said = []
+        for changed, what, ids in (
+            (self.inputs, "input", self.input_ids),
+            (self.expected, "expected value", self.expected_ids),
+        ):
+            if changed:
+                more = f" and {changed - len(ids):,} more" if changed > len(ids) else ""
+                said.append(f"the {what} of {count(changed, 'sample')} ({', '.join(ids)}{more})")
+        return (
+            f"Changed between the sides: {' and '.join(said)}. Changed samples are not paired; they count as missing."
+        )
+
 
 _NAMED = 3  # Changed samples of a kind that are named.
 

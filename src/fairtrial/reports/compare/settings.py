@@ -53,14 +53,13 @@ from fairtrial.reports.figures.metrics import (
     REWARD,
     SCORED,
     VALUE,
+    ExperimentSource,
     is_mean,
     is_ratio,
     measured_metric,
     unknown_metric,
 )
-from fairtrial.reports.figures.slices import SliceBy
-from fairtrial.reports.figures.slicing import Slice, cut, needs, normalize_slices
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.slicing import Slice, SliceBy, cut, needs, normalize_slices
 from fairtrial.stats import Heterogeneity, PairedDifference, Undefined, heterogeneity, holm
 
 DEFAULT_METRICS = (PASSED, VALUE, REWARD)

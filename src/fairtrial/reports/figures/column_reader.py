@@ -14,10 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.column_file import ColumnFile, open_columns
-from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray, RepeatedInputs, codes_of, hashable
-from fairtrial.reports.figures.contents import SampleContents
+from fairtrial.reports.figures.columns import (
+    Columns,
+    FloatArray,
+    IntArray,
+    RepeatedInputs,
+    SampleContents,
+    codes_of,
+    hashable,
+)
 from fairtrial.reports.figures.metrics import (
     BUILT_IN,
     COST,
@@ -29,15 +37,14 @@ from fairtrial.reports.figures.metrics import (
     REWARD,
     VALUE,
     VERDICT_PREFIX,
+    ExperimentSource,
     Range,
     is_verdict,
     verdict_column,
     widen,
 )
-from fairtrial.reports.figures.source import ExperimentSource
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
 from fairtrial.store.rows import OUTCOMES
-from fairtrial.store.sample_hashes import UNKNOWN
 
 _PAGE = 5_000  # Trials per batch.
 _VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.reports.figures.metrics import CRITERION, ERRORS
-from fairtrial.reports.figures.source import ExperimentSource, run_totals
+from fairtrial.reports.figures.metrics import CRITERION, ERRORS, ExperimentSource, run_totals
 from fairtrial.reports.figures.summaries import describe
 from fairtrial.store.protocol import RunRecord, RunStore, SampleMeans, Totals
 from fairtrial.store.totals import sample_means

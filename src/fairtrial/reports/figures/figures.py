@@ -11,8 +11,7 @@ from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import RepeatedInputs
 from fairtrial.reports.figures.estimates import Estimate, estimates, per_trial
 from fairtrial.reports.figures.history import read_history
-from fairtrial.reports.figures.metrics import NOTHING_SCORED, PASSED, VALUE
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.metrics import NOTHING_SCORED, PASSED, VALUE, ExperimentSource
 from fairtrial.stats import Interval, VarianceSplit, variance_split
 from fairtrial.store.notes import AdaptiveNote
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import UnknownRunError
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray
 from fairtrial.reports.figures.estimates import Estimate, HistoryEstimate
-from fairtrial.reports.figures.metrics import View
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.metrics import ExperimentSource, View
 from fairtrial.reports.plan.plan_check import plan_of
 from fairtrial.stats import history_mean
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.store.sample_hashes import UNKNOWN
 
 type _Key = tuple[str, int, int]  # The id of a sample and the hashes of its input and expected value.
 

@@ -1,14 +1,61 @@
-"""Names of metrics and classes of outcomes. Does not import numpy."""
+"""Metrics and costs by name, and where an experiment's values come from."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.store.column_cache import cached_totals
+from fairtrial.store.protocol import RunRecord, RunStore, Totals
+from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import Outcome
+
+_CLUSTER_KEY = EvalConfig().cluster
+
+
+def run_totals(store: RunStore, run: RunRecord) -> list[Totals]:
+    """Return the sums of each experiment: those that the store computed when the column file of the run was written.
+
+    Without a file that has the final state of the run, the store computes them now.
+    """
+    address = getattr(store, "identity", None)
+    if isinstance(address, str) and run.finished_at is not None:
+        found = cached_totals(address, store.get_run(run.run_id))
+        if found is not None:
+            return found
+    return store.totals(run.run_id)
+
+
+def code_versions(store: RunStore, run: RunRecord) -> int:
+    """Return the number of code versions that the stored results of a run come from.
+
+    A run whose old results were all replaced has one, whatever has executed it before.
+    """
+    if run.identity is None:  # Stored by a version that did not record the code of each result.
+        return 2 if run.noted.code_changed else 1
+    versions = run.identity.get("code")
+    several = isinstance(versions, Sequence) and not isinstance(versions, str) and len(versions) > 1
+    return max(len(store.codes(run.run_id)), 1) if several or run.parent_run is not None else 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSource:
+    """One experiment of a stored run: the store, the run's record and the experiment's name."""
+
+    store: RunStore
+    run: RunRecord
+    name: str
+
+    @property
+    def cluster_key(self) -> str:
+        """Return the metadata key of clusters in this run; "" if samples were declared independent."""
+        key = self.run.config.get("cluster", _CLUSTER_KEY)
+        return key if isinstance(key, str) else _CLUSTER_KEY
+
 
 type View = Literal["scored", "system", "all"]
 """Which trials count: those scored; also the failures of the system (task errors and timeouts), as the worst score;

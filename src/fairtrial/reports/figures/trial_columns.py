@@ -1,11 +1,8 @@
-"""The trials of a run as columns of its column file, filtered by conditions.
-
-Everything is computed in blocks, so that memory does not grow with the run beyond a mask of one byte for each trial.
-"""
+"""Trials as columns, for tables that filter and sort."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,13 +14,23 @@ from fairtrial.base.codec import canonical
 from fairtrial.base.types import JSON
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.column_file import ColumnFile, open_columns
-from fairtrial.reports.figures.metrics import NOT_RUN, PASSED
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.metrics import NOT_RUN, PASSED, ExperimentSource
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.rows import OUTCOME_NAMES, OUTCOMES
 
 if TYPE_CHECKING:
     from fairtrial.reports.figures.estimates import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRows:
+    """Rows of trials with their columns; `more` is true if there are others."""
+
+    run: RunRecord
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    more: bool
+
 
 type Mask = NDArray[np.bool_]
 type Ordinals = NDArray[np.int64]

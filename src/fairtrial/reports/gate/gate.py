@@ -10,9 +10,8 @@ from fairtrial.base.frozen import first_is
 from fairtrial.errors import StoreError
 from fairtrial.reports.compare.compare import Comparison
 from fairtrial.reports.figures.labels import Labels, label_use
-from fairtrial.reports.figures.metrics import PASSED
+from fairtrial.reports.figures.metrics import PASSED, ExperimentSource
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.figures.source import ExperimentSource
 from fairtrial.reports.gate.decision import GateRecord, gate_sources
 from fairtrial.reports.plan.plan_check import plan_of
 from fairtrial.reports.renderable import RenderableRecord, WithTestCases

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairtrial.reports.compare.changed_samples import ChangedSamples
 from fairtrial.reports.compare.comparison import Verdict
+from fairtrial.reports.compare.pairing import ChangedSamples
 
 
 @dataclass(frozen=True, slots=True)

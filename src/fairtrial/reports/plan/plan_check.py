@@ -9,9 +9,8 @@ from fairtrial.base.formatting import bound_text, count, margin_text, rate, size
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.compare.comparison import ComparisonRecord, MetricComparison
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan, PlanCheck, date_text
-from fairtrial.reports.figures.metrics import is_ratio, is_verdict
+from fairtrial.reports.figures.metrics import ExperimentSource, is_ratio, is_verdict
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.figures.source import ExperimentSource
 from fairtrial.store.notes import PlanNote
 from fairtrial.store.protocol import RESUMABLE, RunRecord
 

@@ -14,8 +14,7 @@ from fairtrial.reports.compare.settings import side_names
 from fairtrial.reports.compare.verdicts import added_variance
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.figures.metrics import PASSED, VALUE, is_ratio, is_verdict, measured_metric
-from fairtrial.reports.figures.source import ExperimentSource
+from fairtrial.reports.figures.metrics import PASSED, VALUE, ExperimentSource, is_ratio, is_verdict, measured_metric
 from fairtrial.reports.plan.spread import HistorySide, Spread, fewest_units, spread_of
 from fairtrial.stats import (
     Undefined,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import singledispatch
 
-from fairtrial.reports.calibrate.calibration import CalibrationRecord
 from fairtrial.reports.calibrate.document import calibration_document
+from fairtrial.reports.calibrate.numbers import CalibrationRecord
 from fairtrial.reports.compare.comparison import ComparisonRecord
 from fairtrial.reports.compare.document import ComparisonInDetail, comparison_document
 from fairtrial.reports.figures.experiment import RunAnalysis
-from fairtrial.reports.figures.trial_rows import TrialRows
+from fairtrial.reports.figures.trial_columns import TrialRows
 from fairtrial.reports.gate.decision import GateRecord
 from fairtrial.reports.gate.document import gate_document
 from fairtrial.reports.leaderboard.document import leaderboard_document
@@ -19,7 +19,7 @@ from fairtrial.reports.plan.document import plan_document
 from fairtrial.reports.plan.planning import SamplePlanRecord
 from fairtrial.reports.render.document import Block, Cases, Document, Heading
 from fairtrial.reports.render.report_document import report_document
-from fairtrial.reports.render.trials_document import trials_document
+from fairtrial.reports.render.trials import trials_document
 
 IN_MARKDOWN, IN_HTML = 10, 200
 """How many trials of a kind are there to read."""

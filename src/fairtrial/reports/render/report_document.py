@@ -13,11 +13,9 @@ from fairtrial.reports.figures.error_groups import read_error_groups
 from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
 from fairtrial.reports.figures.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.reports.figures.figures import Figures
-from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, quantile_name
-from fairtrial.reports.figures.source import code_versions
+from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, code_versions, quantile_name
 from fairtrial.reports.plan.plan_check import check_run
 from fairtrial.reports.render import plots
-from fairtrial.reports.render.adaptive_remarks import adaptive_remarks
 from fairtrial.reports.render.document import (
     Block,
     Column,
@@ -28,10 +26,18 @@ from fairtrial.reports.render.document import (
     Section,
     Table,
 )
-from fairtrial.reports.render.estimate_text import TITLES, bar, span, title_of, value
-from fairtrial.reports.render.history_table import history_remarks, history_table
+from fairtrial.reports.render.remarks import (
+    TITLES,
+    adaptive_remarks,
+    bar,
+    history_remarks,
+    history_table,
+    span,
+    title_of,
+    value,
+)
 from fairtrial.reports.render.safe_text import plain, shown
-from fairtrial.reports.render.trial_details import all_trials, failed_trials
+from fairtrial.reports.render.trials import all_trials, failed_trials
 from fairtrial.store.protocol import RunRecord
 
 _SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}

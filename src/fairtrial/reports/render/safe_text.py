@@ -1,12 +1,17 @@
-"""Make text from models, datasets and users safe to display."""
+"""Foreign text made safe to show, and sessions as text."""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from fairtrial.base.codec import dumps
+from fairtrial.base import formatting
+from fairtrial.base.codec import dumps, to_json
+from fairtrial.data.session.events import CUT_OFF_REASONS
+from fairtrial.trials.result import EvalResult
 
 # Control characters (escape sequences among them), the separators that break lines, marks that reorder text, and tags,
 # which are invisible.
@@ -70,3 +75,104 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(AS_WIDE, _replaced)
+
+
+_HASH = re.compile("[0-9a-f]{16}")
+REPEATED_KEYS = ("earlier_attempts", "deliveries")
+"""The metadata of a result that says why its trial was executed again."""
+_START = 60  # Characters of an input that name its sample.
+
+
+def envelopes(result: EvalResult) -> tuple[Any, ...]:
+    """Return all recorded events of a trial, including those of judges."""
+    session: Any = result.session
+    return tuple(session.everything().envelopes)
+
+
+def session_lines(result: EvalResult) -> Iterator[tuple[float, str, str, str]]:
+    """Yield for every event: seconds since the first, its title, its text, and the style of the title."""
+    recorded = envelopes(result)
+    attempts = len({event.attempt for event in recorded}) > 1
+    for event in recorded:
+        label, body, style = event_text(event)
+        marks = " (judge)" if event.actor == "judge" else ""
+        marks += f" (attempt {event.attempt})" if attempts else ""
+        yield event.time - recorded[0].time, f"{label}{marks}", body, style
+
+
+def event_text(event: Any) -> tuple[str, str, str]:
+    """Return the title of an event, its text, and the style of the title in a terminal."""
+    data = to_json(event.data)
+    kind = event.kind.rpartition(":")[2]
+    if kind == "ChatMessage":
+        said = data.get("content") or ""
+        calls = "; ".join(
+            f"calls {call['name']}({_arguments(call['arguments'])})" for call in data.get("tool_calls") or ()
+        )
+        thought = f"(reasoning) {data['reasoning']}" if data.get("reasoning") else ""
+        return str(data["role"]), "\n".join(part for part in (thought, value_text(said), calls) if part), "bold"
+    if kind == "ToolInvoked":
+        ended = value_text(data.get("result"))
+        if data.get("error") or data.get("success") is False:
+            ended = f"failed: {data.get('error') or ended}"
+        return "invoked", f"{data['name']}({_arguments(data.get('params') or {})}) -> {ended}", "cyan"
+    if kind == "PromptExecuted":
+        usage = data.get("usage") or {}
+        paid = "" if usage.get("cost_usd") is None else f", {formatting.money(usage['cost_usd'])}"
+        source = ", from the response cache" if data.get("cached") else paid
+        tokens = f"{usage.get('input_tokens', 0):,} + {usage.get('output_tokens', 0):,} tokens{source}"
+        if data.get("finish_reason") in CUT_OFF_REASONS:
+            tokens += ", cut off by a token limit"
+        return "model", f"{data.get('model') or data.get('adapter')}: {tokens}", "dim"
+    if kind == "AgentEnded" and data.keys() >= {"reason", "turns"}:
+        detail = f": {data['detail']}" if data.get("detail") else ""
+        return "ended", f"{data['reason']} after {formatting.count(data['turns'], 'turn')}{detail}", "dim"
+    return kind, json.dumps(data, ensure_ascii=False), "dim"
+
+
+def _arguments(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+
+
+def is_hash(sample_id: str) -> bool:
+    """Return whether an id is the hash that a sample without an id gets: it says nothing to people."""
+    return _HASH.fullmatch(sample_id) is not None
+
+
+def sample_title(sample_id: str, input: Any) -> str:
+    """Return what names a sample in lists: its id and, if that is a hash, the start of its input."""
+    return f"{sample_id}  {input_start(input)}" if is_hash(sample_id) else sample_id
+
+
+def input_start(input: Any) -> str:
+    """Return the start of an input on one line."""
+    text = " ".join(value_text(input)[: 4 * _START].split())
+    return text if len(text) <= _START else f"{text[: _START - 1]}…"
+
+
+def value_text(value: Any) -> str:
+    """Format a value for people: text as it is, everything else as JSON."""
+    tree = to_json(value)
+    if isinstance(tree, str):
+        return tree
+    short = json.dumps(tree, ensure_ascii=False)
+    return short if len(short) <= 60 else json.dumps(tree, ensure_ascii=False, indent=2)
+
+
+def executions_text(result: EvalResult) -> str:
+    """Say why a trial was executed more than once; empty if it was not, or if the result does not say."""
+    earlier, deliveries = (result.own_metadata.get(key) for key in REPEATED_KEYS)
+    reasons = []
+    if isinstance(earlier, int):
+        if retries := result.attempt - 1 - earlier:
+            reasons.append(f"{formatting.count(retries, 'retry', 'retries')} after an error or a timeout (max_retries)")
+        if earlier:
+            reasons.append(
+                f"{formatting.count(earlier, 'attempt')} in an earlier execution that ended in an error "
+                "(--retry-errors, or a resumed run)"
+            )
+    if isinstance(deliveries, int):
+        reasons.append(
+            f"its request was delivered {deliveries} times (a worker stopped, lost its lease or handed it back)"
+        )
+    return "; ".join(reasons)

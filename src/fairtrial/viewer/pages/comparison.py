@@ -11,13 +11,13 @@ from starlette.responses import Response
 from fairtrial.base.formatting import rate
 from fairtrial.data.session.events import ToolInvoked
 from fairtrial.errors import FairtrialError
-from fairtrial.reports.render.session_text import value_text
+from fairtrial.reports.render.safe_text import value_text
 from fairtrial.reports.run_names import RunName
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.pages.trial import verdict_of
-from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import SHOWN, DiffPart, Html, differences, shown
+from fairtrial.viewer.trial_table import open_columns_of
 from fairtrial.viewer.work import CHANGES
 
 _ON_A_PAGE = 50

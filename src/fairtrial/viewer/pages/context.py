@@ -1,11 +1,13 @@
-"""What every page has at hand: the store, columns, the children, templates and links."""
+"""What every page knows: the store, the run, live updates."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import shlex
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -21,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from fairtrial.base import formatting
 from fairtrial.base.lru import LruCache
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports.figures.source import run_totals
+from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.render.html import page_style
 from fairtrial.reports.render.safe_text import plain
@@ -29,14 +31,72 @@ from fairtrial.reports.run_names import RunName, find_run
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.viewer.access import Access, Visitor
-from fairtrial.viewer.links import Links, from_segment
-from fairtrial.viewer.live import LiveStreams
-from fairtrial.viewer.question import Question
+from fairtrial.viewer.question import Links, Question, from_segment
 from fairtrial.viewer.review import Reservations, ReviewMember
-from fairtrial.viewer.run_columns import needs_building, state_of
 from fairtrial.viewer.text import shown
-from fairtrial.viewer.trial_table import TableCounts, TablePage, count_and_find, count_trials, find_page
+from fairtrial.viewer.trial_table import (
+    TableCounts,
+    TablePage,
+    count_and_find,
+    count_trials,
+    find_page,
+    needs_building,
+    state_of,
+)
 from fairtrial.viewer.working import Workbench
+
+MAX_STREAMS = 20
+INTERVAL_SECONDS = 1.0
+_COMMENT_SECONDS = 15.0
+_SHARE = 20  # Reading takes at most a twentieth of the time.
+
+
+class LiveStreams:
+    """Counts the open streams, and ends them when the server ends."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._closed = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """True if no further stream may be opened."""
+        return self.open >= MAX_STREAMS
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed.set()
+
+    async def follow(self, read: Callable[[], Awaitable[dict[str, Any] | None]]) -> AsyncIterator[bytes]:
+        """Yield an event whenever what `read` returns has changed; ends after a status other than "running"."""
+        self.open += 1
+        last, quiet_since = "", time.monotonic()
+        try:
+            yield b"retry: 2000\n\n"
+            while not self._closed.is_set():
+                began = time.monotonic()
+                state = await read()
+                took = time.monotonic() - began
+                if state is None:
+                    yield b"event: gone\ndata: {}\n\n"
+                    return
+                text = json.dumps(state)
+                if text != last:
+                    last, quiet_since = text, time.monotonic()
+                    yield f"event: progress\ndata: {text}\n\n".encode()
+                elif time.monotonic() - quiet_since > _COMMENT_SECONDS:
+                    quiet_since = time.monotonic()
+                    yield b": still here\n\n"
+                if state["status"] != "running":
+                    yield b"event: ended\ndata: {}\n\n"
+                    return
+                try:
+                    await asyncio.wait_for(self._closed.wait(), max(INTERVAL_SECONDS, _SHARE * took))
+                except TimeoutError:
+                    pass
+        finally:
+            self.open -= 1
+
 
 _THREADS = 4
 _KEPT_TOTALS = 200

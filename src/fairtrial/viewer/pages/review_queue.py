@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from fairtrial.base.codec import to_json
 from fairtrial.data.session.views import JUDGE
-from fairtrial.reports.render.session_text import envelopes, value_text
+from fairtrial.reports.render.safe_text import envelopes, value_text
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import Transcript, attachments_in, transcript
 from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer
-from fairtrial.viewer.pages.open_review import OpenReview, all_reviews, find_review
+from fairtrial.viewer.pages.reviews import OpenReview, all_reviews, find_review
 from fairtrial.viewer.pages.trial import send_blob, text_block
 from fairtrial.viewer.review import ANSWERS, KEYS, SKIP_REASONS, ReviewMember, answer_labels, next_member
 from fairtrial.viewer.text import markdown

@@ -13,22 +13,20 @@ from starlette.responses import Response
 from fairtrial.base.codec import to_json
 from fairtrial.base.formatting import cost, count, duration
 from fairtrial.errors import FairtrialError
-from fairtrial.models.judges.rebuild import rebuild_prompt
+from fairtrial.models.judges.checks import rebuild_prompt
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
-from fairtrial.reports.render.session_text import REPEATED_KEYS, envelopes, executions_text, value_text
-from fairtrial.reports.render.trial_json import trial_record
-from fairtrial.reports.rerun import rerun_command
+from fairtrial.reports.render.safe_text import REPEATED_KEYS, envelopes, executions_text, value_text
+from fairtrial.reports.render.trials import trial_record
+from fairtrial.reports.run_names import rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import attachments_in, transcript
-from fairtrial.viewer.links import from_segment
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
-from fairtrial.viewer.question import Question, read_question
+from fairtrial.viewer.question import Question, from_segment, read_question
 from fairtrial.viewer.review import ANSWERS, PICKED
-from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import Html, json_text, markdown, shown
-from fairtrial.viewer.trial_table import neighbours
+from fairtrial.viewer.trial_table import neighbours, open_columns_of
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _INLINE = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")

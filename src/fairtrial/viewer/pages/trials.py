@@ -17,12 +17,11 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 
 from fairtrial.base.formatting import count, open_range, rate
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.reports.render.trial_json import trial_record
+from fairtrial.reports.render.trials import trial_record
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question
-from fairtrial.viewer.run_columns import open_columns_of
-from fairtrial.viewer.trial_table import TablePage, chosen_ordinals
+from fairtrial.viewer.trial_table import TablePage, chosen_ordinals, open_columns_of
 
 _PATIENCE_SECONDS = 0.12
 _SEARCH_SECONDS = 1.5

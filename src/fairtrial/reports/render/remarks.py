@@ -1,0 +1,119 @@
+"""Estimates and what is to be said about them, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fairtrial.base import formatting
+from fairtrial.base.formatting import change_text, count, range_text, rate
+from fairtrial.reports.figures.estimates import Estimate
+from fairtrial.reports.figures.figures import Figures
+from fairtrial.reports.figures.metrics import CRITERION, OVERSTATED, is_verdict
+from fairtrial.reports.render.document import Bar, Block, Column, Table
+from fairtrial.reports.render.safe_text import plain
+from fairtrial.store.protocol import RunRecord
+
+
+def adaptive_remarks(run: RunRecord) -> list[str]:
+    """Return the remarks: how many samples were analysed, the resulting figures, and what they leave out."""
+    note = run.noted.adaptive
+    if note is None:
+        return []
+    how = "The run stopped by its own rule" if note.stopped else "The run could have stopped by its own rule"
+    first = f"{how}: the figures are those of the first {note.samples:,} of {note.planned:,} samples."
+    if note.rule.decides is not None:
+        first += " Because the run watched its own results, these wider intervals replace the usual ones:"
+    lines = [first]
+    for name, part in note.experiments.items():
+        label = f"{name}: " if len(note.experiments) > 1 else ""
+        estimate = "-" if part.estimate is None else rate(part.estimate)
+        worst = "its" if part.missing == 1 else "their"
+        missing = f", {part.missing:,} not scored and taken at {worst} worst" if part.missing else ""
+        lines.append(f"{label}pass rate {estimate} ({rate(part.low)} to {rate(part.high)}{missing})")
+    pair = note.pair
+    if pair is not None:
+        percent = not pair.graded
+        difference = change_text(pair.estimate, percent=percent)
+        verdict = f"is {pair.verdict} than" if pair.verdict else "cannot be told from"
+        chance = f"chance alone does this in at most 1 run of {1 / pair.p_value:,.0f}" if pair.verdict else ""
+        lines.append(
+            f"{pair.candidate} {verdict} {pair.baseline}: {difference} "
+            f"({range_text(pair.low, pair.high, percent=percent)}), {count(pair.wins, 'win')}, "
+            f"{count(pair.losses, 'loss', 'losses')}{'; ' if chance else ''}{chance}."
+        )
+        if pair.verdict and note.stopped:
+            lines.append(OVERSTATED)
+    if note.beyond:
+        beyond = count(note.beyond, "result")
+        are = "is" if note.beyond == 1 else "are"
+        lines.append(f"{beyond} after those samples {are} stored, but not in these figures.")
+    return lines
+
+
+TITLES = {
+    "pass_rate": "pass rate",
+    "pass_rate_all": "pass rate, errors as failures",
+    "mean_score": "mean score",
+    "mean_score_all": "mean score, errors as 0",
+    "mean_reward": "mean reward",
+}
+"""The titles of estimates that every run may have."""
+
+
+def title_of(name: str) -> str:
+    """Return the title of an estimate."""
+    if name.startswith(CRITERION):
+        return f"pass rate of {name.removeprefix(CRITERION)}"
+    return TITLES.get(name, name)
+
+
+def is_rate(estimate: Estimate) -> bool:
+    """True if an estimate is a share, shown in percent."""
+    return is_verdict(estimate.metric)
+
+
+def value(estimate: Estimate, number: float | None) -> str:
+    """Format a value of an estimate."""
+    return formatting.rate(number) if is_rate(estimate) else formatting.number(number)
+
+
+def span(estimate: Estimate) -> str:
+    """Format the interval of an estimate."""
+    if estimate.low is None or estimate.high is None:
+        return formatting.UNDEFINED
+    return f"{value(estimate, estimate.low)} to {value(estimate, estimate.high)}"
+
+
+def bar(estimate: Estimate, bounds: tuple[float, float] | None) -> Bar | None:
+    """Return the bar of an estimate; None if it is undefined or its scale is unknown."""
+    if estimate.low is None or estimate.high is None or estimate.value is None or bounds is None:
+        return None
+    return Bar(estimate.low, estimate.value, estimate.high, *bounds)
+
+
+def history_table(figures: Mapping[str, Figures], names: Sequence[str]) -> list[Block]:
+    """Return the table of figures that a history made more precise, if there are any."""
+    several, rows, about = len(figures) > 1, [], ""
+    for name in names:
+        for experiment, figure in figures.items():
+            one = figure.get(name)
+            if one is not None and (past := one.history) is not None and past.note is None:
+                adjusted = replace(one, value=past.value, low=past.low, high=past.high)
+                label = f"{title_of(name)}, {experiment}" if several else title_of(name)
+                rows.append((label, value(one, past.value), span(adjusted), f"{past.plain_samples:,} plain samples"))
+                about = f"{formatting.count(past.samples, 'sample')} in {formatting.count(past.runs, 'run')}"
+    columns = (Column("", "left", name=True), Column("estimate"), Column("interval"), Column("as precise as"))
+    return [Table(f"By the history of {about}", columns, tuple(rows))] if rows else []
+
+
+def history_remarks(figure: Figures) -> Iterator[str]:
+    """Yield why a declared history is not used, or not for which figures."""
+    yield from map(plain, figure.history_notes)
+    reasons: dict[str, list[str]] = {}
+    for one in figure.estimates:
+        if one.history is not None and one.history.note is not None:
+            reasons.setdefault(one.history.note, []).append(title_of(one.name))
+    for reason, names in reasons.items():
+        every = len(names) == sum(one.history is not None for one in figure.estimates)
+        yield f"The history is not used{'' if every else ' for ' + ', '.join(names)}. {reason}"
