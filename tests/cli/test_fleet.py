@@ -193,8 +193,8 @@ asyncio.run(work())
 def test_a_killed_worker_is_shown_as_lost_by_its_name(cli: Cli, evals: Path, url: str) -> None:
     script = """
 import sys
-from fairtrial.fleet.worker import code_version
-code_version.ANNOUNCEMENT_SECONDS = 1.0
+from fairtrial.fleet.worker import eval_loop
+eval_loop.ANNOUNCEMENT_SECONDS = 1.0
 from fairtrial.cli.app import invoke
 invoke(sys.argv[1:])
 """
