@@ -314,11 +314,7 @@ _REPLACED = {
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__ = lazy_names(__name__, _HOME, _REPLACED)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(__name__, _HOME, _REPLACED)
 
 
 __all__ = [

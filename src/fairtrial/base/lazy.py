@@ -11,8 +11,8 @@ from typing import Any
 
 def lazy_names(
     package: str, homes: Mapping[str, str], replaced: Mapping[str, str] | None = None
-) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package.
 
     Args:
         package: The `__name__` of the package.
@@ -33,4 +33,4 @@ def lazy_names(
         setattr(sys.modules[package], name, value)
         return value
 
-    return find
+    return find, lambda: sorted({*vars(sys.modules[package]), *homes})

@@ -109,4 +109,4 @@ _REPLACED = {
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__ = lazy_names(__name__, _WHERE, _REPLACED)
+    __getattr__, __dir__ = lazy_names(__name__, _WHERE, _REPLACED)

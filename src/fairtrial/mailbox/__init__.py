@@ -99,4 +99,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__ = lazy_names(__name__, _WHERE)
+    __getattr__, __dir__ = lazy_names(__name__, _WHERE)

@@ -65,11 +65,7 @@ _REPLACED = {"json_schema": "fairtrial.models.schema_of"}
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__ = lazy_names(__name__, _HOMES, _REPLACED)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, _REPLACED)
 
 
 __all__ = [

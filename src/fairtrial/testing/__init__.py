@@ -21,4 +21,4 @@ if not TYPE_CHECKING:  # Loaded on first use: a test of an evaluator needs no st
         "eval_cases": "cases",
         "eval_test": "assertions",
     }
-    __getattr__ = lazy_names(__name__, _MODULES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)
