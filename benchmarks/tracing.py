@@ -37,7 +37,7 @@ from aiohttp import web
 from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, TrialKey, exact_match, open_store
 from fairtrial.integrations.tracing import TraceExporter, TraceReceiver
 from fairtrial.integrations.tracing.received import AttributeValue, key_values
-from fairtrial.integrations.tracing.spans import json_request, traces_request
+from fairtrial.integrations.tracing.spans import otlp_json, traces_request
 from fairtrial.trials.context import TrialContext, event_span_id, trace_id_of, trial_span_id
 
 CONCURRENCY = 100
@@ -154,11 +154,9 @@ def request_bodies(spans: int, is_json: bool) -> list[tuple[bytes, dict[str, str
     every = (span for number in range(spans // SPANS_OF_A_TRIAL) for span in spans_of_trial(number))
     found = []
     for part in batched(every, SPANS_OF_A_REQUEST):
-        body = traces_request(part, "benchmark").SerializeToString()
-        headers = {"Content-Type": "application/x-protobuf"}
-        if is_json:
-            body = json.dumps(json_request(body, "traces")).encode()
-            headers = {"Content-Type": "application/json"}
+        request = traces_request(part, "benchmark")
+        body = json.dumps(otlp_json(request)).encode() if is_json else request.SerializeToString()
+        headers = {"Content-Type": "application/json" if is_json else "application/x-protobuf"}
         found.append((gzip.compress(body, 1), {**headers, "Content-Encoding": "gzip"}))
     return found
 

@@ -64,32 +64,6 @@ def test_everything_public_says_what_it_is() -> None:
     assert undocumented == []
 
 
-@pytest.mark.parametrize(
-    "name", ["EvalLoopConfig", "MainLoopRequest", "MainLoopResult", "collect_results_sync", "submit_dataset_sync"]
-)
-def test_a_name_that_moved_to_the_fleet_still_works_and_warns(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"fairtrial.{name} is deprecated: use fairtrial.fleet.{name}"):
-        moved = getattr(fairtrial, name)
-    assert moved is getattr(fairtrial.fleet, name)
-    assert name not in fairtrial.__all__
-
-
-def test_the_schema_builder_of_models_is_still_found_by_its_old_name() -> None:
-    with pytest.warns(DeprecationWarning, match="models.schema_of"):
-        old = fairtrial.models.json_schema  # type: ignore[attr-defined]
-    assert old is fairtrial.models.schema_of
-
-
-@pytest.mark.parametrize("module", [fairtrial, fairtrial.fleet, fairtrial.models])
-def test_every_deprecated_name_works_warns_and_is_in_the_changelog(module: Any) -> None:
-    deprecated = " ".join(re.findall(r"^### Deprecated\n(.*?)(?=^##)", CHANGELOG, re.MULTILINE | re.DOTALL))
-    for name, new in module._REPLACED.items():
-        with pytest.warns(DeprecationWarning, match=re.escape(f"{module.__name__}.{name} is deprecated: use {new}")):
-            assert getattr(module, name) is not None
-        assert re.search(rf"`(?:{module.__name__}\.)?{name}`", deprecated), name
-        assert name not in module.__all__
-
-
 def test_the_changelog_has_the_usual_categories_and_every_entry_is_in_one() -> None:
     usual = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
     versions = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]

@@ -87,11 +87,6 @@ if TYPE_CHECKING:
         collect_results,
         submit_dataset,
     )
-    from fairtrial.fleet import EvalLoopConfig as EvalLoopConfig
-    from fairtrial.fleet import MainLoopRequest as MainLoopRequest
-    from fairtrial.fleet import MainLoopResult as MainLoopResult
-    from fairtrial.fleet import collect_results_sync as collect_results_sync
-    from fairtrial.fleet import submit_dataset_sync as submit_dataset_sync
     from fairtrial.integrations.tracing.recording import (
         record_anthropic,
         record_openai,
@@ -304,17 +299,10 @@ _LATER = {
     ),
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names}
-_REPLACED = {
-    "EvalLoopConfig": "fairtrial.fleet.EvalLoopConfig",
-    "MainLoopRequest": "fairtrial.fleet.MainLoopRequest",
-    "MainLoopResult": "fairtrial.fleet.MainLoopResult",
-    "collect_results_sync": "fairtrial.fleet.collect_results_sync",
-    "submit_dataset_sync": "fairtrial.fleet.submit_dataset_sync",
-}
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__, __dir__ = lazy_names(__name__, _HOME, _REPLACED)
+    __getattr__, __dir__ = lazy_names(__name__, _HOME)
 
 
 __all__ = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalResult, EvalSuite, Sample, TrialKey, exact_match, fleet
+from fairtrial import ConfigurationError, Dataset, EvalResult, EvalSuite, Sample, TrialKey, exact_match
 from fairtrial.errors import MailboxConnectionError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, MemoryBroker, RedisBroker, connect_broker
 from fairtrial.fleet.queues import requests_name, results_name
@@ -108,17 +108,3 @@ def test_other_addresses_are_refused_without_repeating_them(url: str) -> None:
     with pytest.raises(ConfigurationError, match="must start with redis://") as caught:
         connect_broker(url)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("PostOffice", Broker),
-        ("MemoryPostOffice", MemoryBroker),
-        ("RedisPostOffice", RedisBroker),
-        ("open_post_office", connect_broker),
-    ],
-)
-def test_a_renamed_name_of_the_fleet_still_works_and_warns(old: str, new: object) -> None:
-    with pytest.warns(DeprecationWarning, match=f"fairtrial.fleet.{old} is deprecated: use fairtrial.fleet."):
-        assert getattr(fleet, old) is new

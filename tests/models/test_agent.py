@@ -202,7 +202,7 @@ async def test_an_agent_that_never_answers_is_truncated_and_what_it_said_last_is
     result, session = await run(agent_task(adapter, tools=[add], max_turns=3))
     assert (result.outcome, result.output) == ("scored", "thinking")
     assert session[AgentEnded].all() == (AgentEnded("truncated", 3, "3 turns"),)
-    assert adapter.call_count == 3
+    assert len(adapter.calls) == 3
 
 
 async def test_an_agent_that_says_nothing_has_an_empty_output() -> None:
@@ -347,7 +347,7 @@ async def test_what_would_be_lost_of_openais_format_is_refused(message: Any, pro
     result, _ = await run(task, sample=Sample("s", [{"role": "assistant", **message}]))
     assert result.outcome == "task_error"
     assert re.search(problem, result.error or "")
-    assert adapter.call_count == 0
+    assert len(adapter.calls) == 0
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ async def test_a_mapping_that_says_no_prompt_is_refused_before_a_call(given: Any
     result, _ = await run(task, sample=Sample("s", given))
     assert result.outcome == "task_error"
     assert "an input that is a mapping must be" in (result.error or "")
-    assert adapter.call_count == 0
+    assert len(adapter.calls) == 0
 
 
 async def test_a_run_whose_inputs_are_such_mappings_is_refused_before_the_first_trial() -> None:
@@ -367,7 +367,7 @@ async def test_a_run_whose_inputs_are_such_mappings_is_refused_before_the_first_
     suite = EvalSuite("s", Dataset([Sample("a", {"question": "why"})]), agent_task(adapter), lambda output: True)
     with pytest.raises(ConfigurationError, match="sample 'a': an input that is a mapping must be"):
         await suite.run(store="memory:")
-    assert adapter.call_count == 0
+    assert len(adapter.calls) == 0
 
 
 @pytest.mark.proves("R96")

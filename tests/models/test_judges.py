@@ -113,7 +113,7 @@ async def test_an_empty_output_fails_without_a_call(output: Any) -> None:
         score = await judge.score(Case(SAMPLE, output))
         assert (score.value, score.passed) == (0.0, False)
         assert "empty" in score.reason
-    assert adapter.call_count == 0
+    assert len(adapter.calls) == 0
 
 
 async def test_an_answer_outside_the_closed_set_is_an_error_never_a_zero() -> None:
@@ -258,7 +258,7 @@ async def test_a_pairwise_judge_asks_in_both_orders(output: str, value: float, p
     score = await pairwise_judge(adapter, "Better.").score(
         Case(Sample("s", "q", "a good one" if value == 0 else "x"), output)
     )
-    assert (score.value, score.passed, adapter.call_count) == (value, passed, 2)
+    assert (score.value, score.passed, len(adapter.calls)) == (value, passed, 2)
     assert score.metric("consistent") == 1.0
 
 

@@ -333,18 +333,18 @@ async def test_what_cannot_help_is_not_tried_again() -> None:
     adapter = ScriptedAdapter([InvalidCallError("never"), "ok"], retry=QUICK)
     with pytest.raises(InvalidCallError):
         await adapter.complete(ASK)
-    assert adapter.call_count == 1
+    assert len(adapter.calls) == 1
 
 
 async def test_trying_again_has_an_end() -> None:
     adapter = ScriptedAdapter([ModelUnavailableError("a")], repeat=True, retry=QUICK)
     with pytest.raises(ModelUnavailableError):
         await adapter.complete(ASK)
-    assert adapter.call_count == 3
+    assert len(adapter.calls) == 3
     refused = ScriptedAdapter([RateLimitedError("a")], repeat=True, retry=QUICK)
     with pytest.raises(RateLimitedError):
         await refused.complete(ASK)
-    assert refused.call_count == 5
+    assert len(refused.calls) == 5
 
 
 async def test_with_no_time_left_the_cause_is_the_error_not_a_timeout() -> None:
@@ -385,7 +385,7 @@ async def test_a_trials_budget_counts_what_its_session_holds() -> None:
     await adapter.complete(ASK, session=session, actor="judge")  # The judge has its own.
     await adapter.complete(ASK, session=other)
     await adapter.complete(ASK)
-    assert adapter.call_count == 5
+    assert len(adapter.calls) == 5
 
 
 async def test_a_runs_budget_counts_over_all_its_trials() -> None:
@@ -424,7 +424,7 @@ async def test_a_strict_budget_of_dollars_refuses_calls_after_one_of_unknown_cos
     await adapter.complete(ASK)
     with pytest.raises(BudgetExceededError, match=r"cost of calls to .* is not known"):
         await adapter.complete(ASK)
-    assert adapter.call_count == 1
+    assert len(adapter.calls) == 1
 
 
 async def test_requests_are_a_budget() -> None:

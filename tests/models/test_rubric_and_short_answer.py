@@ -91,7 +91,7 @@ async def test_a_prompt_can_be_rebuilt_and_an_empty_output_is_not_judged() -> No
     assert rebuilt is not None
     assert tuple(rebuilt) == model.calls[0].messages
     assert (await judge.score(Case(sample, " "))).passed is False
-    assert model.call_count == 1
+    assert len(model.calls) == 1
 
 
 async def test_verdicts_that_skip_a_criterion_are_no_verdict() -> None:

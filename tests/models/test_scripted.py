@@ -43,7 +43,7 @@ async def test_a_list_of_replies_is_used_in_order_and_ends_with_an_error() -> No
     assert said == ["one", "two"]
     with pytest.raises(ConfigurationError, match="2 replies, and this is call 3"):
         await adapter.complete(ask("?"))
-    assert adapter.call_count == 3
+    assert len(adapter.calls) == 3
 
 
 async def test_a_list_may_start_again() -> None:
@@ -138,7 +138,7 @@ async def test_an_answer_that_stays_unreadable_is_an_error_with_the_answer() -> 
     with pytest.raises(OutputParseError, match="did not answer with a Verdict, even when asked again") as caught:
         await adapter.complete(ask("?"), output_type=Verdict, session=session)
     assert caught.value.raw == '{"reason": 1}'
-    assert adapter.call_count == 2
+    assert len(adapter.calls) == 2
     assert [event.repaired for event in session[OutputRepaired].all()] == [False]
 
 

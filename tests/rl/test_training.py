@@ -174,9 +174,9 @@ class TestMetricLog:
         seen: list[Any] = []
         screen, lines = io.StringIO(), io.StringIO()
         monkeypatch.setattr(sys, "stdout", screen)
-        score = Score(metrics=(Metric("right", 1.0, weight=1.0), Metric("turns", 3.0)))
         with MetricLog(tmp_path / "log.jsonl", lines, sys.stdout, lambda *given: seen.append(given)) as log:
-            log.log_scores([score, None], step=4)
+            for name, value in (("reward", 1.0), ("score/right", 1.0), ("score/turns", 3.0)):
+                log.log_metric(name, value, step=4)
             log.log_metric("loss", float("nan"), step=4)
         assert [entry[:2] for entry in seen[:3]] == [("reward", 1.0), ("score/right", 1.0), ("score/turns", 3.0)]
         rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

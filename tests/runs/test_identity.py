@@ -19,9 +19,10 @@ from fairtrial import Dataset, EvalConfig, EvalSuite, all_of, any_of, exact_matc
 from fairtrial.base.codec import canonical
 from fairtrial.models import ScriptedAdapter
 from fairtrial.models.judges import llm_judge
+from fairtrial.runs.baseline import describe_code
 from fairtrial.runs.callables import describe
 from fairtrial.runs.code import project_root
-from fairtrial.runs.identity import RunIdentity, describe_run, evaluator_digest, find_differences, identify
+from fairtrial.runs.identity import RunIdentity, describe_run, find_differences, identify
 from fairtrial.store.protocol import RunRecord
 
 
@@ -99,6 +100,10 @@ EVALUATORS: list[Callable[[], Any]] = [
     lambda: typed_in("class C:\n    def __call__(self, output, expected): return True\nf = C()"),
     lambda: typed_in("class C:\n    def __call__(self, output, expected): return False\nf = C()"),
 ]
+
+
+def evaluator_digest(evaluator: Any) -> str:
+    return describe_code("", "", "", {"evaluator": evaluator}).evaluator
 
 
 def test_what_is_typed_in_below_an_installed_tool_is_no_part_of_that_tool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,10 @@ def test_block_77_a_training_loop_takes_prompts_rolls_out_scores_and_steps() -> 
             rollouts = await rl.generate_rollouts(samples=samples, endpoint=endpoint)
             scores = [score_fn(one.trajectory, sample) for one, sample in zip(rollouts, samples, strict=True)]
             rewards = [score.reward for score in scores]
-            log.log_scores(scores, step=step)
+            for score in scores:
+                log.log_metric("reward", score.reward, step=step)
+                for metric in score.metrics:
+                    log.log_metric(f"score/{metric.name}", metric.value, step=step)
             loss = backend.train_step(rollouts, rl.advantages(rewards))
             metrics_history.append({"step": step, "loss": loss, "mean_reward": sum(rewards) / len(rewards)})
         return metrics_history

@@ -98,7 +98,7 @@ class TestRedactor:
             "SHORT_KEY": "short",
             "DATABASE_URL": "postgresql://u:url%20password@h/d",
         }
-        redactor = Redactor.of_environment(environ)
+        redactor = Redactor(redact.environment_secrets(environ))
         for name in ("OPENAI_API_KEY", "github_token", "MY_SECRET", "DB_PASSWORD"):
             assert redactor.text(environ[name]) == "[redacted]"
         assert redactor.text("innocent-value short") == "innocent-value short"
@@ -110,7 +110,6 @@ class TestRedactor:
         register_secret("test")
         assert redact.current().text(f"{AWKWARD} test") == "[redacted] test"
         assert redact.current() is redact.current()
-        assert Redactor.of_environment({}).text(AWKWARD) == "[redacted]"
 
     @given(
         secret=st.text(st.characters(codec="utf-8"), min_size=8, max_size=20),

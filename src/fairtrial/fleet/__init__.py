@@ -100,13 +100,6 @@ __all__ = [
     "submit_dataset_sync",
 ]
 
-_REPLACED = {
-    "MemoryPostOffice": "fairtrial.fleet.MemoryBroker",
-    "PostOffice": "fairtrial.fleet.Broker",
-    "RedisPostOffice": "fairtrial.fleet.RedisBroker",
-    "open_post_office": "fairtrial.fleet.connect_broker",
-}
-
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__, __dir__ = lazy_names(__name__, _WHERE, _REPLACED)
+    __getattr__, __dir__ = lazy_names(__name__, _WHERE)

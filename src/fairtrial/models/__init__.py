@@ -61,11 +61,9 @@ _HOMES = {
     "tool_schema_accuracy": "agent",
 }
 
-_REPLACED = {"json_schema": "fairtrial.models.schema_of"}
-
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, _REPLACED)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
 __all__ = [

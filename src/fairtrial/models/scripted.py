@@ -125,11 +125,6 @@ class ScriptedAdapter(BaseAdapter):
         with self._lock:
             return tuple(self._calls)
 
-    @property
-    def call_count(self) -> int:
-        """The number of calls."""
-        return len(self._calls)
-
     async def _send(self, call: ModelCall) -> ModelReply:
         with self._lock:
             number = len(self._calls)

@@ -23,7 +23,6 @@ from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind
 from fairtrial.rl.groups import Group, Rollout, rollout
 from fairtrial.scoring.evaluator import Evaluator, Scorer
-from fairtrial.scoring.score import Score
 from fairtrial.trials.config import EvalConfig
 
 
@@ -64,15 +63,6 @@ class MetricLog:
         """Write one number."""
         for write in self._write:
             write(name, value, step)
-
-    def log_scores(self, scores: Iterable[Score | None], *, step: int) -> None:
-        """Write the reward and all metrics of each score; None, for an unscored rollout, is left out."""
-        for score in scores:
-            if score is None:
-                continue
-            self.log_metric("reward", score.reward, step=step)
-            for metric in score.metrics:
-                self.log_metric(f"score/{metric.name}", metric.value, step=step)
 
     def close(self) -> None:
         """Close the files that were opened here."""

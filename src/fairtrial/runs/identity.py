@@ -16,7 +16,7 @@ from fairtrial.base.types import JSON
 from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.figures.metrics import ERRORS
-from fairtrial.runs.baseline import SuiteCode, describe_code
+from fairtrial.runs.baseline import SuiteCode
 from fairtrial.runs.request import RunRequest
 from fairtrial.store.notes import PlanNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -179,11 +179,6 @@ def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
         code.reads,
         config.strict_packages,
     )
-
-
-def evaluator_digest(evaluator: Any, home: str = "") -> str:
-    """Return a digest of an evaluator's code, composition and values."""
-    return describe_code("", home, "", {"evaluator": evaluator}).evaluator
 
 
 def describe_run(

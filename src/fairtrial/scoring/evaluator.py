@@ -469,11 +469,6 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(signature.parameters.values())
 
 
-def form_of(fn: Callable[..., Any]) -> Form:
-    """Return the declared form of a callable or, without one, the form that its parameters imply."""
-    return marks_of(fn).form or _bind(fn).form
-
-
 def _bind(fn: Callable[..., Any]) -> _Binding:
     """Determine the argument of each parameter, or reject the evaluator."""
     parameters = _parameters(fn)

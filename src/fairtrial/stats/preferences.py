@@ -82,11 +82,6 @@ class BradleyTerry:
                 return one
         raise KeyError(f"there is no system {name!r}; the compared systems are {', '.join(self.names)}")
 
-    def win_probability(self, first: str, second: str) -> float:
-        """The probability that `first` beats `second`, if neither has the advantage of the order."""
-        gap = self[first].strength - self[second].strength
-        return float(1 / (1 + np.exp(-gap) + self.tie * np.exp(-gap / 2)))
-
 
 def bradley_terry(
     preferences: Iterable[Preference | tuple[str, str, str | None]],

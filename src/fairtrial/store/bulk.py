@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: options of addresses, answers that get lost, many rows at once."""
+"""What only PostgreSQL has: options of addresses, answers that are lost, many rows at once."""
 
 from __future__ import annotations
 

@@ -114,13 +114,6 @@ class Redactor:
             self._by_character.setdefault(rare, []).append(needle)
             self._by_byte.setdefault(_bytes(rare), []).append(_bytes(needle))
 
-    @classmethod
-    def of_environment(cls, environ: Mapping[str, str] | None = None) -> Redactor:
-        """Return a redactor for the secrets of an environment (by default this process's) and the registered ones."""
-        with _lock:
-            registered = dict(_registered)
-        return cls(environment_secrets(os.environ if environ is None else environ) | registered)
-
     @property
     def has_secrets(self) -> bool:
         """Whether there are any secrets, besides the formats of credentials."""

@@ -46,7 +46,7 @@ from fairtrial.integrations.model_server import (
     Usage,
 )
 from fairtrial.integrations.tracing import TrialSpanProcessor
-from fairtrial.integrations.tracing.recording import stop_recording
+from fairtrial.integrations.tracing.recording import REPLACES, _sender
 from fairtrial.models import ModelCallFailed, Prices, TaskLoop
 from fairtrial.models.pricing import configure_prices
 
@@ -56,6 +56,7 @@ LOOK = Reply(
 SNOW = Reply("It is snowing.", usage=Usage(150, 10))
 TOOL = {"name": "weather", "description": "The weather", "parameters": {"type": "object", "properties": {}}}
 PROTOCOLS = ("chat", "responses", "messages")
+CLIENTS = (openai.OpenAI, openai.AsyncOpenAI, anthropic.Anthropic, anthropic.AsyncAnthropic)
 WAYS = ("sync", "async", "sync-stream", "async-stream")
 
 
@@ -66,7 +67,13 @@ class City(BaseModel):
 @pytest.fixture(autouse=True)
 def undone() -> Iterator[None]:
     yield
-    stop_recording()
+    for owner, name in (
+        *((_sender(kind), "request") for kind in CLIENTS),
+        (ThreadPoolExecutor, "submit"),
+        (threading.Thread, "start"),
+    ):
+        function = getattr(owner, name)
+        setattr(owner, name, getattr(function, REPLACES, function))
 
 
 @pytest.fixture(autouse=True)

@@ -79,12 +79,6 @@ def _within(trial: TrialContext, function: Callable[..., Any]) -> Callable[..., 
     return called
 
 
-def leave_threads_alone() -> None:
-    """Undo `carry_trials_into_threads`."""
-    ThreadPoolExecutor.submit = getattr(ThreadPoolExecutor.submit, REPLACES, ThreadPoolExecutor.submit)  # type: ignore[method-assign]
-    threading.Thread.start = getattr(threading.Thread.start, REPLACES, threading.Thread.start)  # type: ignore[method-assign]
-
-
 # The ends of paths and the protocol that is spoken there. The last two are Vertex AI's.
 _PATHS = (
     ("/chat/completions", "chat"),
@@ -535,16 +529,3 @@ def _refusal(response: Any) -> str:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def stop_recording() -> None:
-    """Undo `record_openai()` and `record_anthropic()` for clients that have not been used yet, and for threads."""
-    for package in ("openai", "anthropic"):
-        if importlib.util.find_spec(package) is None:
-            continue
-        module = importlib.import_module(package)
-        for name in ("OpenAI", "AsyncOpenAI", "Anthropic", "AsyncAnthropic"):
-            if hasattr(module, name):
-                base = _sender(getattr(module, name))
-                base.request = getattr(base.request, REPLACES, base.request)
-    leave_threads_alone()

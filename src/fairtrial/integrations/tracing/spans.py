@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fairtrial._version import __version__
@@ -101,21 +101,15 @@ def resource_attributes(suite: str, environ: Mapping[str, str] = os.environ) -> 
 
 def json_lines(spans: Sequence[Span], logs: Sequence[LogRecord], suite: str) -> Iterable[str]:
     """Yield the requests as lines of OTLP's JSON, where ids are hexadecimal."""
-    from google.protobuf.json_format import MessageToDict
-
     for request in ((traces_request(spans, suite),) if spans else ()) + ((logs_request(logs, suite),) if logs else ()):
-        tree = MessageToDict(request)
-        _write_ids(tree)
-        yield json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+        yield json.dumps(otlp_json(request), separators=(",", ":"), ensure_ascii=False)
 
 
-def json_request(body: bytes, signal: Literal["traces", "logs"]) -> dict[str, Any]:
-    """Return a request in protobuf as OTLP's JSON."""
+def otlp_json(request: Any) -> dict[str, Any]:
+    """Return a request of protobuf as OTLP's JSON."""
     from google.protobuf.json_format import MessageToDict
 
-    messages = otlp_messages()
-    kind = messages.traces if signal == "traces" else messages.logs
-    tree: dict[str, Any] = MessageToDict(kind.FromString(body))
+    tree: dict[str, Any] = MessageToDict(request)
     _write_ids(tree)
     return tree
 
