@@ -1,4 +1,4 @@
-"""scripts/attacks: every attack has a test, the page is up to date, and test results decide the outcome."""
+"""scripts/attacks: every attack has a test and a place on the page, and test results decide the outcome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def script() -> ModuleType:
 @pytest.fixture
 def project(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "docs" / "reference").mkdir(parents=True)
     (tmp_path / "tests" / "test_subject.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
     monkeypatch.setattr(script, "ROOT", tmp_path)
@@ -49,13 +48,15 @@ def project(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-def test_every_attack_has_tests_and_the_page_is_up_to_date(
+def test_every_attack_has_tests_and_a_place_on_the_page(
     script: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script.main(["--check"]) == 0, capsys.readouterr().out
     attacks = script.read_attacks(ROOT)
     assert sum(bool(attack.limit) for attack in attacks) <= 5
     assert len(attacks) >= 50
+    page = script.page(ROOT, attacks, script.read_promises(ROOT, attacks))
+    assert [attack.id for attack in attacks if f"| `{attack.id}` |" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,7 @@ def test_outcomes_of_tests_decide_which_attacks_held(
     assert script.main(["slow"]) == 0
     assert "held            slow" in capfd.readouterr().out
     assert script.main(["nothing"]) == 2
-    assert script.main(["--check"]) == 1
-    assert script.main(["--write"]) == 0
     assert script.main(["--check"]) == 0
-    page = (project / "docs" / "reference" / "attacks.md").read_text()
+    page = script.page(project, script.read_attacks(project))
     assert f"`{subject}::test_slow` (soak)" in page
     assert "- `known`: Nobody can." in page

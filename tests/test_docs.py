@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -32,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("GITHUB_STEP_SUMMARY", "FAIRTRIAL_MAILBOX", "FAIRTRIAL_CACHE", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     path, modules = list(sys.path), set(sys.modules)
-    sys.path.insert(0, str(tmp_path))  # As for whoever starts Python there.
+    sys.path.insert(0, str(tmp_path))  # As if Python had been started there.
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:
@@ -119,19 +120,16 @@ def test_every_public_evaluator_is_documented() -> None:
     assert evaluators <= words
 
 
-def test_the_map_has_every_layer_in_the_order_of_imports() -> None:
+def test_the_map_has_every_room_in_the_order_of_imports() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    drawing = text.partition("Nothing imports upwards.")[2].partition("`testing`")[0]
+    drawing = text.partition("Nothing imports upwards.")[2].partition("`data` and")[0]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contract = project["tool"]["importlinter"]["contracts"][0]
-    layers = [re.findall(r"[a-z]+", layer) for layer in contract["layers"] if layer != "(testing)"]
-    drawn: list[str] = []
-    for line in drawing.splitlines():
-        names = line.partition("reserved:")[2] or re.split(r" {3,}", line.strip())[0]
-        drawn += re.findall(r"[a-z]{2,}", names)
-    assert drawn == [name for names in layers for name in names]
-    packages = {path.parent.name for path in (ROOT / "src" / "fairtrial").glob("*/__init__.py")} - {"testing"}
-    assert packages <= {name for names in layers for name in names}
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert re.findall(r"^ {4}(\w+(?: \| \w+)?) {2,}\S", drawing, re.MULTILINE) == layers
+    rooms = [path for path in (ROOT / "src" / "fairtrial").glob("*/__init__.py")]
+    assert {path.parent.name for path in rooms} <= {name for layer in layers for name in layer.split(" | ")}
+    purposes = {path.parent.name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in rooms}
+    assert [name for name, purpose in purposes.items() if not (purpose or "").splitlines()[0].endswith(".")] == []
 
 
 class TestTheReader:

@@ -1,4 +1,4 @@
-"""docs/reference/requirements.md says which test proves what; these tests keep that true."""
+"""docs/maintainers/requirements.md says which test proves what; these tests keep that true."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def script() -> ModuleType:
 
 
 def test_the_table_is_true(script: ModuleType) -> None:
-    text = (ROOT / "docs" / "reference" / "requirements.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "maintainers" / "requirements.md").read_text(encoding="utf-8")
     assert script.problems(text, script.proven_by(ROOT / "tests")) == []
 
 
 def test_the_table_has_every_number_once_and_in_order(script: ModuleType) -> None:
-    text = (ROOT / "docs" / "reference" / "requirements.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "maintainers" / "requirements.md").read_text(encoding="utf-8")
     numbers = [row[1] for row in map(script.ROW.match, text.splitlines()) if row]
     assert numbers == [f"R{number}" for number in range(1, 161)]
 
@@ -95,4 +95,4 @@ def test_the_command_says_what_it_does(script: ModuleType, capsys: pytest.Captur
     assert script.main([]) == 2
     assert "--write" in capsys.readouterr().out
     assert script.main(["--check"]) == 0
-    assert capsys.readouterr().out == "docs/reference/requirements.md is true\n"
+    assert capsys.readouterr().out == "docs/maintainers/requirements.md is true\n"

@@ -2,7 +2,7 @@
 
 Records take their fields by position in the orders of the specifications, of which there are several, and are the
 records of `fairtrial`: `Score("tone", 0.5, False)` makes the same as `Score(0.5, False, name="tone")`.
-Loops, suites and session stores block, as in `fairtrial.sync`. `docs/reference/specifications.md` lists the blocks.
+Loops, suites and session stores block, as in `fairtrial.sync`. `tests/specs/blocks.toml` lists the blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Execute every block of the specifications as it stands, and record what came of it.
 
-    python -m tests.specs.literal FOLDER    the folder of the five specifications; writes literal.json and the page
-    python -m tests.specs.literal           write docs/reference/specifications.md from literal.json and blocks.toml
+    python -m tests.specs.literal FOLDER    the folder of the five specifications; writes literal.json and prints the page
+    python -m tests.specs.literal           print the page of the documentation site, from literal.json and blocks.toml
 
 Nothing of their text is kept: a block is known by its number and a digest. The modules that blocks import from are made
 empty and lend the names of `fairtrial.specifications`. A block that defines a record or a function is compared with
@@ -39,7 +39,7 @@ from fairtrial.base.sync_bridge import call_sync
 from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.models import ScriptedAdapter
 from tests.redis_server import RedisServer
-from tests.specs.page import RESULTS, write_page
+from tests.specs.page import RESULTS, read, render
 
 ours: Any = import_module("fairtrial.specifications")  # Its records are what a specification says: of any type.
 
@@ -670,4 +670,4 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     if len(sys.argv) == 2:
         main(Path(sys.argv[1]).resolve())
-    write_page()
+    print(render(*read()), end="")

@@ -1,4 +1,4 @@
-"""docs/reference/specifications.md, from what the blocks came to (literal.json) and what they show (blocks.toml)."""
+"""The page of the specifications on the documentation site, from what the blocks came to (literal.json) and what they show (blocks.toml)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from fairtrial.base.formatting import count
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "reference" / "specifications.md"
 RESULTS = Path(__file__).with_name("literal.json")
 BLOCKS = Path(__file__).with_name("blocks.toml")
 
@@ -59,8 +58,3 @@ def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the recorded results and the list of blocks."""
     results: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
     return results, tomllib.loads(BLOCKS.read_text(encoding="utf-8"))
-
-
-def write_page() -> None:
-    """Write the page."""
-    PAGE.write_text(render(*read()), encoding="utf-8")

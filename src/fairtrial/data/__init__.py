@@ -1,4 +1,4 @@
-"""Samples and datasets."""
+"""Samples, datasets, attachments and sessions."""
 
 from fairtrial.data.attachment import Attachment, BlobFolder
 from fairtrial.data.dataset import Dataset, load_jsonl

@@ -1,1 +1,1 @@
-"""Adapters to other frameworks. Each needs the framework itself, which is imported when the adapter is used."""
+"""Optional parts: tracing, importers, Inspect, sandboxes and the model server; what they need is imported when used."""

@@ -1,4 +1,4 @@
-"""Prompts, models and agents, for tasks and judges."""
+"""Prompts, adapters to providers, agents and judges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports, comparisons, gates and leaderboards of runs."""
+"""Everything that a finished run shows: reports, comparisons, gates, leaderboards, plans and calibrations."""
 
 from fairtrial.reports.figures.slicing import by_input, by_metric
 from fairtrial.reports.figures.summaries import group_by, summarize

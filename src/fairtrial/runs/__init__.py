@@ -1,4 +1,4 @@
-"""Execution of runs: scheduling, storing, resuming, rescoring."""
+"""Execution of runs: planning, scheduling, storing, resuming and rescoring."""
 
 from fairtrial.runs.events import (
     EvalRunCompleted,
