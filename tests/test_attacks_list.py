@@ -48,9 +48,7 @@ def project(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-def test_every_attack_has_tests_and_a_place_on_the_page(
-    script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_attack_has_tests_and_a_place_on_the_page(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--check"]) == 0, capsys.readouterr().out
     attacks = script.read_attacks(ROOT)
     assert sum(bool(attack.limit) for attack in attacks) <= 5

@@ -126,7 +126,7 @@ def test_the_map_has_every_room_in_the_order_of_imports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     assert re.findall(r"^ {4}(\w+(?: \| \w+)?) {2,}\S", drawing, re.MULTILINE) == layers
-    rooms = [path for path in (ROOT / "src" / "fairtrial").glob("*/__init__.py")]
+    rooms = list((ROOT / "src" / "fairtrial").glob("*/__init__.py"))
     assert {path.parent.name for path in rooms} <= {name for layer in layers for name in layer.split(" | ")}
     purposes = {path.parent.name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in rooms}
     assert [name for name, purpose in purposes.items() if not (purpose or "").splitlines()[0].endswith(".")] == []

@@ -1,6 +1,6 @@
 """Execute every block of the specifications as it stands, and record what came of it.
 
-    python -m tests.specs.literal FOLDER    the folder of the five specifications; writes literal.json and prints the page
+    python -m tests.specs.literal FOLDER    the folder of the specifications; writes literal.json and prints the page
     python -m tests.specs.literal           print the page of the documentation site, from literal.json and blocks.toml
 
 Nothing of their text is kept: a block is known by its number and a digest. The modules that blocks import from are made

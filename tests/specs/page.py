@@ -1,4 +1,4 @@
-"""The page of the specifications on the documentation site, from what the blocks came to (literal.json) and what they show (blocks.toml)."""
+"""The page of the specifications, from what the blocks came to (literal.json) and what they show (blocks.toml)."""
 
 from __future__ import annotations
 
