@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairtrial import MainLoop, Session, exact_match
+from fairtrial import Session, exact_match
 from fairtrial.data import Sample
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopRequest, MainLoopResult
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox, RedisConnection, RedisMailbox
 from fairtrial.trials import TrialContext, TrialKey
 from fairtrial.trials.config import Experiment

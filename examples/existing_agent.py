@@ -27,11 +27,11 @@ from fairtrial import (
     current_trial,
     evaluate_sync,
     exact_match,
-    record_openai,
-    token_usage_under,
     tool_called,
 )
 from fairtrial.integrations.model_server import ModelServer, Rule
+from fairtrial.integrations.tracing import record_openai
+from fairtrial.scoring import token_usage_under
 
 QUESTIONS = Dataset.of({"6 * 7": "42", "2 + 2": "4"}, name="sums")
 

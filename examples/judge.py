@@ -9,19 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fairtrial import (
-    Dataset,
-    EvalReport,
-    OpenAIAdapter,
-    ProviderAdapter,
-    all_of,
-    check_judge_sync,
-    contains,
-    evaluate_sync,
-    llm_judge,
-)
+from fairtrial import Dataset, EvalReport, OpenAIAdapter, all_of, contains, evaluate_sync, llm_judge
 from fairtrial.integrations.model_server import ModelServer, ParsedRequest, Reply
-from fairtrial.models.judges import JudgeCheck
+from fairtrial.models import ProviderAdapter
+from fairtrial.models.judges import JudgeCheck, check_judge_sync
 from fairtrial.models.judges.fence import read_fences
 
 QUESTIONS = Dataset.of({"What is the capital of France?": "Paris", "And of Japan?": "Tokyo"}, name="capitals")

@@ -26,10 +26,10 @@ from fairtrial import (
     TrialContext,
     all_of,
     contains,
-    token_usage_under,
     tool_called,
 )
 from fairtrial.integrations.model_server import ModelServer, Reply, Script, ToolCallReply
+from fairtrial.scoring import token_usage_under
 
 QUESTIONS = Dataset.of({"What is the weather in Oslo?": "snow"}, name="weather")
 

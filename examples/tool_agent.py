@@ -10,9 +10,10 @@ import argparse
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fairtrial import Dataset, EvalReport, all_of, contains, evaluate_sync, tool_called, tool_not_called
+from fairtrial import Dataset, EvalReport, all_of, contains, evaluate_sync, tool_called
 from fairtrial.integrations.model_server import ModelServer, Reply, Script, ToolCallReply
 from fairtrial.models import AnthropicAdapter, ProviderAdapter, agent_task, tool_schema_accuracy
+from fairtrial.scoring import tool_not_called
 
 ORDERS = {"A17": "shipped on Monday"}
 

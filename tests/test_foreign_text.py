@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import Dataset, fuzzy_match
+from fairtrial import Dataset
 from fairtrial.errors import CodecError, DatasetError
 from fairtrial.models.judges.fence import read_fences
 from fairtrial.models.schema import parse_output
@@ -19,6 +19,7 @@ from fairtrial.models.tools import split_data_url
 from fairtrial.reports.render import markdown
 from fairtrial.reports.render.files import content
 from fairtrial.reports.render.safe_text import lines, plain
+from fairtrial.scoring import fuzzy_match
 from fairtrial.store.redact import Redactor
 
 MEGABYTE = 1_000_000

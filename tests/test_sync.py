@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, assert_type
 
 import pytest
 import trio
 
 import fairtrial
+import fairtrial.models.judges
 from fairtrial import ConfigurationError, Dataset, EvalReport, Sample, Session, exact_match, negate, open_store, sync
 from fairtrial.fleet import EvalReply, EvalRequest, InMemorySessionStore, LoopGroup
 from fairtrial.mailbox import InMemoryMailbox
@@ -51,6 +53,12 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
+def home(name: str) -> ModuleType:
+    if name == "check_judge":
+        return fairtrial.models.judges
+    return fairtrial if name.startswith(("evaluate", "EvalSuite")) else fairtrial.fleet
+
+
 @pytest.mark.proves("R155")
 @pytest.mark.parametrize("run", [lambda call: asyncio.run(call()), trio.run], ids=["asyncio", "trio"])
 @pytest.mark.parametrize("name", CALLS)
@@ -58,7 +66,7 @@ def test_a_call_inside_an_event_loop_is_refused_and_the_async_twin_is_named(name
     async def call() -> None:
         CALLS[name]()
 
-    twin = f"fairtrial.fleet.{name}" if name.startswith("SessionStore") else f"fairtrial.{name}"
+    twin = f"{home(name).__name__}.{name}"
     said = f"fairtrial.sync.{name} must be called outside of an event loop, which it would stop\nawait {twin} instead"
     with pytest.raises(ConfigurationError, match=f"^{re.escape(said)}$"):
         run(call)
@@ -72,8 +80,7 @@ def test_every_call_that_blocks_has_an_async_twin_with_the_same_parameters(name:
             root = getattr(root, part)
         return list(inspect.signature(root).parameters)
 
-    twin = fairtrial.fleet if name.startswith("SessionStore") else fairtrial
-    assert parameters(sync) == parameters(twin)
+    assert parameters(sync) == parameters(home(name))
     assert set(sync.__all__) == {name.partition(".")[0] for name in CALLS}
 
 
@@ -107,7 +114,7 @@ def test_a_group_refuses_a_loop_that_blocks() -> None:
     async def group() -> None:
         await LoopGroup([loop()]).run()  # type: ignore[list-item]
 
-    with pytest.raises(ConfigurationError, match=r"await fairtrial\.EvalLoop\.run instead"):
+    with pytest.raises(ConfigurationError, match=r"await fairtrial\.fleet\.EvalLoop\.run instead"):
         asyncio.run(group())
 
 
@@ -135,6 +142,6 @@ def test_a_stream_that_is_left_early_stops_its_run_which_can_be_resumed() -> Non
 
 def test_a_judge_is_checked_from_ordinary_code() -> None:
     judge = fairtrial.llm_judge(fairtrial.ScriptedAdapter([{"reason": "no", "rating": "poor"}] * 20), "It is right.")
-    checked = fairtrial.check_judge_sync(judge)
+    checked = fairtrial.models.judges.check_judge_sync(judge)
     assert not checked.passes_good_answer
     assert sync.check_judge(judge) == checked

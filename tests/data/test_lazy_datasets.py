@@ -14,9 +14,10 @@ import pytest
 from platformdirs.macos import MacOS
 from pydantic import BaseModel
 
-from fairtrial import Dataset, DatasetError, Sample
+from fairtrial import Dataset, Sample
 from fairtrial.data import index as indexing
 from fairtrial.data.loaders import signature_of
+from fairtrial.errors import DatasetError
 
 
 def made(path: Path, count: int) -> Path:

@@ -13,22 +13,20 @@ from fairtrial import (
     Dataset,
     EvalConfig,
     EvalResult,
-    EvalRunCompleted,
     EvalSuite,
     PromptExecuted,
-    SampleEvaluated,
     Score,
     Session,
-    SessionError,
     SessionView,
     TokenUsage,
     ToolInvoked,
     TrialContext,
     current_trial,
-    restore_session,
 )
-from fairtrial.data.session import ControlDispatcher, ToolCall
+from fairtrial.data.session import ControlDispatcher, ToolCall, restore_session
+from fairtrial.errors import SessionError
 from fairtrial.models import ScriptedAdapter, TaskLoop, Tool, agent_task
+from fairtrial.runs import EvalRunCompleted, SampleEvaluated
 
 
 @dataclass(frozen=True, slots=True)

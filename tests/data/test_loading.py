@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
-from fairtrial import Attachment, ConfigurationError, Dataset, DatasetError, Sample, load_jsonl
+from fairtrial import Attachment, ConfigurationError, Dataset, Sample
+from fairtrial.data import load_jsonl
+from fairtrial.errors import DatasetError
 
 
 @dataclass(frozen=True)
@@ -532,7 +534,7 @@ class TestFiles:
     def test_parquet_without_its_extra_says_what_to_install(self, child: Any, tmp_path: Path) -> None:
         said = child(
             "import sys; sys.modules['pyarrow'] = None\n"
-            "from fairtrial import Dataset, MissingExtraError\n"
+            "from fairtrial import Dataset\nfrom fairtrial.errors import MissingExtraError\n"
             "try: Dataset.load('a.parquet')\n"
             "except MissingExtraError as error: print(error, isinstance(error, ImportError))"
         )

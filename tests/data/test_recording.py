@@ -25,17 +25,15 @@ from fairtrial import (
     ChatMessage,
     PromptExecuted,
     Session,
-    SessionError,
     SessionView,
-    SliceView,
     TokenUsage,
     ToolCall,
     ToolInvoked,
     Trajectory,
-    restore_session,
 )
-from fairtrial.data.session import Envelope, SpanClosed
+from fairtrial.data.session import Envelope, SliceView, SpanClosed, restore_session
 from fairtrial.data.session.views import is_immutable, kind_of, same_kind
+from fairtrial.errors import SessionError
 from fairtrial.testing import FakeClock, session_of
 
 

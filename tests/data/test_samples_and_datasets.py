@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import Attachment, BlobFolder, DataError, Dataset, DatasetError, Sample
+from fairtrial import Attachment, Dataset, Sample
+from fairtrial.data import BlobFolder
+from fairtrial.errors import DataError, DatasetError
 from tests.records import changeable
 
 texts = st.text(st.characters(codec=None), max_size=8)

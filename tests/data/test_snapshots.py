@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    PromptExecuted,
-    Score,
-    Session,
-    SessionError,
-    TokenUsage,
-    ToolInvoked,
-    restore_session,
-    token_usage_under,
-)
+from fairtrial import PromptExecuted, Score, Session, TokenUsage, ToolInvoked
 from fairtrial.base.codec import decode
+from fairtrial.data.session import restore_session
+from fairtrial.errors import SessionError
+from fairtrial.scoring import token_usage_under
 
 TASK = """
 from dataclasses import dataclass
@@ -65,7 +59,7 @@ def test_scores_are_the_same_live_and_from_a_snapshot_where_the_task_was_never_i
         "pathlib.Path('snapshot').write_bytes(session.snapshot())\nprint(scoring.scores(session))"
     )
     restored = child(
-        "import pathlib, sys\nimport scoring\nfrom fairtrial import restore_session\n"
+        "import pathlib, sys\nimport scoring\nfrom fairtrial.data.session import restore_session\n"
         "print(scoring.scores(restore_session(pathlib.Path('snapshot').read_bytes())))\n"
         "assert 'task_under_test' not in sys.modules"
     )

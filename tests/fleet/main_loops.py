@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fairtrial import MainLoop
-from fairtrial.fleet import EvalLoop
+from fairtrial.fleet import EvalLoop, MainLoop
 from tests.fleet.build import until
 
 

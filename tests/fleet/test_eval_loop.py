@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Experiment, MainLoop, Sample, TrialContext, TrialKey, evaluator, exact_match, open_store
+from fairtrial import Experiment, Sample, TrialContext, TrialKey, evaluator, exact_match, open_store
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, StoreError
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopRequest
 from fairtrial.fleet.worker import eval_loop
 from fairtrial.fleet.worker.outbox import ToMailbox, ToStore
 from fairtrial.mailbox import InMemoryMailbox, Message, RedisMailbox

@@ -16,7 +16,6 @@ from fairtrial import (
     Dataset,
     EvalSuite,
     Experiment,
-    MainLoop,
     PromptExecuted,
     Sample,
     Session,
@@ -28,7 +27,6 @@ from fairtrial import (
     evaluator,
     exact_match,
     open_store,
-    token_usage_under,
     tool_called,
 )
 from fairtrial.data.session.events import SpanClosed
@@ -40,6 +38,7 @@ from fairtrial.fleet import (
     EvalRequest,
     FolderSessionStore,
     InMemorySessionStore,
+    MainLoop,
     MainLoopConfig,
     MainLoopRequest,
     MainLoopResult,
@@ -49,6 +48,7 @@ from fairtrial.fleet import (
 )
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
+from fairtrial.scoring import token_usage_under
 from fairtrial.trials.result import EvalResult
 from tests.fleet.build import QUICK, boxes, request, take
 from tests.fleet.main_loops import serving

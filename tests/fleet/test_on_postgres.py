@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import MainLoop, exact_match, open_store
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopConfig, MainLoopRequest
+from fairtrial import exact_match, open_store
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
 from fairtrial.mailbox import DLQPolicy, PostgresConnection, PostgresMailbox
 from tests.fleet.build import request, take, until
 from tests.fleet.processes import Processes, said, wait_for_lines

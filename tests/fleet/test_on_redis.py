@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import MainLoop, exact_match
+from fairtrial import exact_match
 from fairtrial.errors import MailboxConnectionError
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopConfig, MainLoopRequest
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, RedisConnection, RedisMailbox
 from tests.fleet.build import request, take, until
 from tests.redis_server import RedisServer

@@ -10,22 +10,15 @@ import anyio
 import pytest
 from sqlalchemy import func, select
 
-from fairtrial import (
-    MainLoop,
-    Session,
-    ToolInvoked,
-    TrialContext,
-    exact_match,
-    open_store,
-    restore_session,
-    tool_called,
-)
+from fairtrial import Session, ToolInvoked, TrialContext, exact_match, open_store, tool_called
+from fairtrial.data.session import restore_session
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, SessionError
 from fairtrial.fleet import (
     EvalLoop,
     EvalLoopConfig,
     FolderSessionStore,
     InMemorySessionStore,
+    MainLoop,
     MainLoopConfig,
     MainLoopRequest,
     MainLoopResult,

@@ -8,18 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalReport,
-    Experiment,
-    Sample,
-    StoreError,
-    TrialContext,
-    exact_match,
-    open_store,
-)
-from fairtrial.errors import MailboxConnectionError
+from fairtrial import ConfigurationError, Dataset, EvalReport, Experiment, Sample, TrialContext, exact_match, open_store
+from fairtrial.errors import MailboxConnectionError, StoreError
 from fairtrial.fleet import (
     EvalLoop,
     MainLoop,

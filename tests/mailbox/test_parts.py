@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import pytest
 
-import fairtrial.mailbox
 from fairtrial.errors import (
     BodyError,
     ConfigurationError,
@@ -335,9 +334,3 @@ class TestImports:
             "except ImportError as error: print(error)\n"
         )
         assert 'pip install "fairtrial[redis]"' in self.run(code)
-
-    def test_every_exported_name_is_there(self) -> None:
-        for name in fairtrial.mailbox.__all__:
-            assert getattr(fairtrial.mailbox, name) is not None
-        with pytest.raises(AttributeError):
-            fairtrial.mailbox.Nothing  # type: ignore[attr-defined]  # the mistake under test

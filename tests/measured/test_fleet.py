@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalLoop, EvalSuite, Sample, exact_match
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match
+from fairtrial.fleet import EvalLoop
 from fairtrial.suites.worker import run_worker
 from tests.figures import Figure
 from tests.fleet.processes import ROOT

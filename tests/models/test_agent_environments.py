@@ -6,19 +6,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EnvironmentRegistry,
-    EvalConfig,
-    EvalContext,
-    EvalSuite,
-    Sample,
-    Score,
-)
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalContext, EvalSuite, Sample, Score
 from fairtrial.data.session import ToolCall
 from fairtrial.models import ScriptedAdapter, agent_task
-from fairtrial.trials import EnvironmentSaved
+from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved
 
 
 class Drawer:

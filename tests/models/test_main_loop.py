@@ -7,7 +7,6 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-import fairtrial.models
 from fairtrial import Dataset, EvalSuite
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import PromptExecuted, TokenUsage
@@ -232,15 +231,6 @@ def test_a_prompt_that_no_input_fills_is_refused_before_the_first_trial() -> Non
     assert suite("why", "how", style="terse").run_sync(store="memory:").pass_rate == 1.0
     mixed = suite("why", {"question": "why", "style": "terse"}).run_sync(store="memory:")
     assert (mixed.pass_rate_all, dict(mixed.errors)) == (0.5, {"task_error": 1})
-
-
-def test_every_public_name_is_there_and_no_other() -> None:
-    names = fairtrial.models.__all__
-    assert all(getattr(fairtrial.models, name) is not None for name in names)
-    assert sorted(names, key=str.lower) == sorted(fairtrial.models._HOMES, key=str.lower)
-    assert set(names) <= set(dir(fairtrial.models))
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        fairtrial.models.Nothing  # type: ignore[attr-defined]  # the mistake under test
 
 
 def test_prompts_work_under_any_event_loop() -> None:

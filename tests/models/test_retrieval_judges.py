@@ -9,23 +9,16 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalSuite,
-    PromptExecuted,
-    Retrieved,
-    Sample,
-    ScriptedAdapter,
-    TrialContext,
-    all_of,
+from fairtrial import ChatMessage, Dataset, EvalSuite, PromptExecuted, Sample, ScriptedAdapter, TrialContext, all_of
+from fairtrial.data.session import Retrieved
+from fairtrial.errors import ModelError, NothingToScoreError, OutputParseError
+from fairtrial.models.judges import (
     answer_relevance,
     context_precision,
     context_recall,
     faithfulness,
     semantic_similarity,
 )
-from fairtrial.errors import ModelError, NothingToScoreError, OutputParseError
 from fairtrial.models.judges.fence import read_fences
 from fairtrial.models.judges.retrieval import average_precision, cosine
 from fairtrial.scoring.evaluator import Case

@@ -9,19 +9,9 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalSuite,
-    Sample,
-    ScriptedAdapter,
-    all_of,
-    exact_match,
-    rubric,
-    short_answer_judge,
-)
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Sample, ScriptedAdapter, all_of, exact_match
 from fairtrial.errors import NothingToScoreError, OutputParseError
-from fairtrial.models.judges import RubricItem, short_answer_summary
+from fairtrial.models.judges import RubricItem, rubric, short_answer_judge, short_answer_summary
 from fairtrial.models.judges.checks import judge_notes, rebuild_prompt
 from fairtrial.models.judges.fence import read_fences
 from fairtrial.models.judges.rubric import rubric_share

@@ -19,13 +19,13 @@ from fairtrial import (
     GateRules,
     Sample,
     Score,
-    SliceRule,
     StopWhen,
     TrialContext,
     compare,
     gate,
     open_store,
 )
+from fairtrial.reports import SliceRule
 from fairtrial.reports.calibrate.numbers import CalibrationRecord
 from fairtrial.reports.compare.comparison import ComparisonRecord
 from fairtrial.reports.compare.document import ComparisonInDetail

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fairtrial import AnalysisPlan, Comparison, EvalReport, Metric, Score, compare
+from fairtrial import AnalysisPlan, EvalReport, Metric, Score, compare
+from fairtrial.reports import Comparison
 from fairtrial.store.notes import PlanNote, write_notes
 from tests.reports.build import Trial, stored
 

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from fairtrial import (
-    Calibration,
     ConfigurationError,
-    DataError,
     Dataset,
     EvalConfig,
     EvalReport,
@@ -30,6 +28,8 @@ from fairtrial import (
     stats,
 )
 from fairtrial.base.codec import dumps
+from fairtrial.errors import DataError
+from fairtrial.reports import Calibration
 from fairtrial.reports.figures.labels import UNKNOWN_DRAW
 from fairtrial.store.protocol import Label
 from fairtrial.trials.context import TrialKey

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from fairtrial import Comparison, GateRules, compare, gate, stats
+from fairtrial import GateRules, compare, gate, stats
 from fairtrial.base import formatting
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports import by_metric
+from fairtrial.reports import Comparison, by_metric
 from fairtrial.reports.compare.comparison import SHOWN
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.compare.settings import compare_columns

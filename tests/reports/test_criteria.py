@@ -12,20 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairtrial import (
-    Dataset,
-    EvalReport,
-    Metric,
-    Score,
-    all_of,
-    compare,
-    contains,
-    evaluate_sync,
-    exact_match,
-    summarize,
-)
+from fairtrial import Dataset, EvalReport, Metric, Score, all_of, compare, contains, evaluate_sync, exact_match
 from fairtrial.cli.command_failures import why
 from fairtrial.reports import report as report_module
+from fairtrial.reports import summarize
 from fairtrial.reports.figures.summaries import group_by
 from fairtrial.reports.report import ExperimentReport
 from fairtrial.stats import mean_interval

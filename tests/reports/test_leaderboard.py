@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalReport, Leaderboard, compare, leaderboard, open_store, stats
+from fairtrial import EvalReport, compare, leaderboard, open_store, stats
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports import Leaderboard
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, SCORED

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalReport,
-    EvalSuite,
-    Experiment,
-    StoreError,
-    UnknownRunError,
-    exact_match,
-    open_store,
-)
+from fairtrial import ConfigurationError, Dataset, EvalReport, EvalSuite, Experiment, exact_match, open_store
+from fairtrial.errors import StoreError, UnknownRunError
 
 STUDY = EvalSuite("study", Dataset.of([(1, 1), (2, 2)]), lambda number: number, exact_match)
 OTHER = EvalSuite(

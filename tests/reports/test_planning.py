@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalReport, SamplePlan, open_store, plan, stats
+from fairtrial import EvalReport, open_store, plan, stats
 from fairtrial.base.formatting import round_samples
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports import SamplePlan
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.plan.planning import PlanRequest, SamplePlanRecord, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairtrial import GateRules, SliceRule
+from fairtrial import GateRules
 from fairtrial.base.formatting import rate
+from fairtrial.reports import SliceRule
 from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import estimates

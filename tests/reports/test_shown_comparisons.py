@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairtrial import Comparison, EvalReport, Metric, compare, gate
+from fairtrial import EvalReport, Metric, compare, gate
 from fairtrial.base import formatting
+from fairtrial.reports import Comparison
 from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.render import terminal

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalResult, Score, group_by, summarize
+from fairtrial import EvalResult, Score
+from fairtrial.reports import group_by, summarize
 from fairtrial.reports.figures.column_samples import StoredIds
 from fairtrial.reports.figures.error_groups import (
     ErrorGroup,

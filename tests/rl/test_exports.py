@@ -23,9 +23,9 @@ from fairtrial import (
     Session,
     ToolCall,
     TrialContext,
-    restore_session,
 )  # fmt: skip
 from fairtrial.cli.app import invoke
+from fairtrial.data.session import restore_session
 from fairtrial.data.session.session import TokenCall, check_tokens, record_tokens, token_calls
 from fairtrial.data.session.trajectory import from_chat
 from fairtrial.rl import export, groups, stitch

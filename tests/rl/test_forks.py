@@ -11,7 +11,6 @@ import pytest
 from fairtrial import (
     ConfigurationError,
     Dataset,
-    EnvironmentRegistry,
     EvalConfig,
     EvalReport,
     EvalResult,
@@ -24,7 +23,7 @@ from fairtrial.base.sync_bridge import call_sync
 from fairtrial.models import ScriptedAdapter, agent_task
 from fairtrial.rl import checkpoints, fork, groups, turn_values
 from fairtrial.testing import check_environment
-from fairtrial.trials import EnvironmentSaved
+from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved
 from tests.rl.build import Lock, Presser, opened
 
 pytestmark = pytest.mark.anyio

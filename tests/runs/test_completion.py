@@ -21,7 +21,6 @@ from fairtrial import (
     PromptExecuted,
     Sample,
     Score,
-    StoreError,
     TokenUsage,
     TrialContext,
     exact_match,
@@ -29,6 +28,7 @@ from fairtrial import (
 )
 from fairtrial.cli.running import exit_status
 from fairtrial.cli.user_errors import ExitCode
+from fairtrial.errors import StoreError
 from fairtrial.store.column_cache import cached_columns
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import NO_SAMPLES, Committed

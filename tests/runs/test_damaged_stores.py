@@ -15,7 +15,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, StoreError, exact_match, open_store
+from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match, open_store
+from fairtrial.errors import StoreError
 
 TRIALS = 60
 
@@ -101,7 +102,8 @@ FULL = textwrap.dedent(
     """
     import logging, os, subprocess, sys
     import anyio
-    from fairtrial import Dataset, EvalConfig, EvalSuite, StoreError
+    from fairtrial import Dataset, EvalConfig, EvalSuite
+    from fairtrial.errors import StoreError
 
     folder, waits = sys.argv[1], sys.argv[2] == "waits"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)

@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import ConfigurationError, EvalConfig, EvalSuite, RunMismatchError, exact_match, matches, open_store
-from fairtrial.errors import RunBusyError
+from fairtrial import ConfigurationError, EvalConfig, EvalSuite, exact_match, matches, open_store
+from fairtrial.errors import RunBusyError, RunMismatchError
 from fairtrial.runs import opening, run_lease
 from fairtrial.runs.runner import Interrupt, execute_run
 from tests.runs.doubles import doubles

@@ -20,7 +20,6 @@ from fairtrial import (
     Experiment,
     GateRules,
     PromptExecuted,
-    RunMismatchError,
     Sample,
     SessionView,
     TokenUsage,
@@ -33,6 +32,7 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.base import metrics
+from fairtrial.errors import RunMismatchError
 from fairtrial.reports.figures.metrics import code_versions
 from fairtrial.runs.events import EvalRunStarted, ResumeWarning, RunEvent, SampleEvaluated
 

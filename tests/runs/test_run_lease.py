@@ -22,9 +22,10 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, RunStore, exact_match, open_store
+from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match, open_store
 from fairtrial.errors import RunBusyError, StoreUnavailableError
 from fairtrial.runs import run_lease
+from fairtrial.store import RunStore
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import RunOwner, RunRecord
 from tests.servers import PostgresServer

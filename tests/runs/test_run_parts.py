@@ -24,14 +24,13 @@ from fairtrial import (
     Sample,
     Score,
     SessionView,
-    StoreError,
     ToolInvoked,
     TrialContext,
     exact_match,
     open_store,
 )
 from fairtrial.data.session.session import ControlDispatcher, Session
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, StoreError
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_inputs
 from fairtrial.runs.events import Observers

@@ -15,14 +15,13 @@ from fairtrial import (
     EvalConfig,
     EvalSuite,
     Experiment,
-    ModelError,
     Sample,
     exact_match,
     open_store,
     task,
 )
 from fairtrial.cli.running import exit_status
-from fairtrial.errors import is_programming_error
+from fairtrial.errors import ModelError, is_programming_error
 
 ONE = EvalConfig(max_concurrent=1)
 

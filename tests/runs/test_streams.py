@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairtrial import EvalConfig, EvalReport, EvalSuite, RunMismatchError, exact_match, open_store
+from fairtrial import EvalConfig, EvalReport, EvalSuite, exact_match, open_store
+from fairtrial.errors import RunMismatchError
 from fairtrial.store import RunRecord, RunStore
 from tests.runs.doubles import double, doubles
 

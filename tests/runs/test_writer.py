@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, Score, StoreError, exact_match
-from fairtrial.errors import StoreUnavailableError
+from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, Score, exact_match
+from fairtrial.errors import StoreError, StoreUnavailableError
 from fairtrial.runs.writer import Writer, split_batches
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord

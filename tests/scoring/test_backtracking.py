@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, Sample, adapt, all_of, contains, evaluate_sync, matches
+from fairtrial import Dataset, EvalConfig, Sample, all_of, contains, evaluate_sync, matches
+from fairtrial.scoring import adapt
 from fairtrial.scoring.text import may_take_long
 
 CATASTROPHIC = "a" * 40 + "!"

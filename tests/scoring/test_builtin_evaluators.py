@@ -21,24 +21,26 @@ from fairtrial import (
     TokenUsage,
     ToolCall,
     ToolInvoked,
-    all_tools_succeeded,
     contains,
     exact_match,
+    matches,
+    tool_called,
+)
+from fairtrial.errors import NothingToScoreError
+from fairtrial.scoring import (
+    all_tools_succeeded,
     fuzzy_match,
     json_schema,
     json_subset,
-    matches,
     one_of,
+    resolve,
     slice_contains,
     token_usage_under,
     tool_call_count,
-    tool_called,
     tool_calls_match,
     tool_not_called,
     within_tolerance,
 )
-from fairtrial.errors import NothingToScoreError
-from fairtrial.scoring import resolve
 from fairtrial.scoring.evaluator import marks_of
 from fairtrial.scoring.structure import json_diff
 from fairtrial.testing import session_of
@@ -129,7 +131,7 @@ class TestText:
     def test_a_missing_extra_says_what_to_install(self, child: Any, module: str, call: str, extra: str) -> None:
         said = child(
             f"import sys; sys.modules['{module}'] = None\nimport fairtrial\n"
-            f"try: fairtrial.{call}\nexcept fairtrial.MissingExtraError as error: print(error.extra, error)"
+            f"try: fairtrial.{call}\nexcept fairtrial.errors.MissingExtraError as error: print(error.extra, error)"
         )
         assert said.startswith(extra)
         assert said.endswith(f'pip install "fairtrial[{extra}]"')

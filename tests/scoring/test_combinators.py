@@ -18,20 +18,17 @@ from fairtrial import (
     Score,
     SessionView,
     ToolInvoked,
-    adapt,
     all_of,
     any_of,
-    composite,
     evaluator,
     exact_match,
     matches,
     negate,
     threshold,
     tool_called,
-    tool_not_called,
     weighted,
 )
-from fairtrial.scoring import Case, resolve
+from fairtrial.scoring import Case, adapt, composite, resolve, tool_not_called
 from fairtrial.scoring.evaluator import marks_of
 from fairtrial.testing import session_of
 

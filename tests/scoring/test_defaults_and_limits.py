@@ -7,29 +7,31 @@ from typing import Any
 import pytest
 
 from fairtrial import (
-    ChoiceQuestion,
     ConfigurationError,
     EvalContext,
     Sample,
     Score,
     ToolInvoked,
     all_of,
+    contains,
+    exact_match,
+    threshold,
+    tool_called,
+    weighted,
+)
+from fairtrial.scoring import (
+    ChoiceQuestion,
     all_tools_succeeded,
     bleu,
     chrf,
-    contains,
-    exact_match,
+    extract_choice,
     fuzzy_match,
     json_schema,
     rouge,
     squad,
-    threshold,
     tool_call_count,
-    tool_called,
     tool_calls_match,
-    weighted,
 )
-from fairtrial.scoring import extract_choice
 from fairtrial.scoring.structure import json_diff
 from fairtrial.scoring.text import may_take_long
 from fairtrial.testing import session_of

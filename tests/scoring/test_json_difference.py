@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import ConfigurationError, json_diff
+from fairtrial import ConfigurationError
 from fairtrial.errors import NothingToScoreError
+from fairtrial.scoring import json_diff
 from fairtrial.scoring.structure import same_json
 
 CASES: list[tuple[Any, Any, float]] = [

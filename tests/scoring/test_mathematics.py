@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalResult, EvalSuite, Sample, math_equal
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalResult, EvalSuite, Sample
+from fairtrial.scoring import math_equal
 from fairtrial.scoring.evaluator import marks_of
 
 CASES: list[tuple[str, str, bool]] = [

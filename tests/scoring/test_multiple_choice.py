@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ChoiceQuestion, Dataset, EvalConfig, EvalSuite, Sample, choice_task, multiple_choice
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample
 from fairtrial.base.codec import from_json, to_json
-from fairtrial.models import ScriptedAdapter
-from fairtrial.scoring import ChoicesShown, extract_choice
+from fairtrial.models import ScriptedAdapter, choice_task
+from fairtrial.scoring import ChoiceQuestion, ChoicesShown, extract_choice, multiple_choice
 from fairtrial.testing import session_of
 
 REPLIES: list[tuple[str, str | None]] = [

@@ -12,11 +12,12 @@ import anyio
 import pytest
 
 import fairtrial
+import fairtrial.models.judges
+import fairtrial.scoring
 from fairtrial import (
     Dataset,
     EvalSuite,
     PromptExecuted,
-    Retrieved,
     Sample,
     ScriptedAdapter,
     Session,
@@ -25,6 +26,7 @@ from fairtrial import (
     TrialContext,
     gate,
 )
+from fairtrial.data.session import Retrieved
 from fairtrial.errors import NothingToScoreError
 from fairtrial.integrations.sandbox import runs_tests
 from fairtrial.models import tool_schema_accuracy
@@ -83,66 +85,76 @@ MADE: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "contains": (lambda: contains, "yes", "yes!"),
     "one_of": (lambda: one_of, ["yes"], "yes"),
     "matches": (lambda: fairtrial.matches(), "y.s", "yes"),
-    "fuzzy_match": (lambda: fairtrial.fuzzy_match(), "yes", "yes"),
-    "within_tolerance": (lambda: fairtrial.within_tolerance(1), 3, 3),
+    "fuzzy_match": (lambda: fairtrial.scoring.fuzzy_match(), "yes", "yes"),
+    "within_tolerance": (lambda: fairtrial.scoring.within_tolerance(1), 3, 3),
     "json_subset": (lambda: json_subset, {"a": 1}, {"a": 1}),
     "json_schema": (lambda: json_schema({"type": "object", "required": ["a"]}), "any", {"a": 1}),
     "json_diff": (lambda: json_diff(), {"a": 1}, {"a": 1}),
     "multiple_choice": (lambda: multiple_choice, "B", "ANSWER: B"),
-    "squad": (lambda: fairtrial.squad(), "yes", "yes"),
-    "math_equal": (lambda: fairtrial.math_equal(), "1/2", "0.5"),
-    "rouge": (lambda: fairtrial.rouge(), "yes it is", "yes it is"),
-    "bleu": (lambda: fairtrial.bleu(), "yes it is so", "yes it is so"),
-    "chrf": (lambda: fairtrial.chrf(), "yes it is", "yes it is"),
+    "squad": (lambda: fairtrial.scoring.squad(), "yes", "yes"),
+    "math_equal": (lambda: fairtrial.scoring.math_equal(), "1/2", "0.5"),
+    "rouge": (lambda: fairtrial.scoring.rouge(), "yes it is", "yes it is"),
+    "bleu": (lambda: fairtrial.scoring.bleu(), "yes it is so", "yes it is so"),
+    "chrf": (lambda: fairtrial.scoring.chrf(), "yes it is", "yes it is"),
     "tool_called": (lambda: fairtrial.tool_called("search"), "any", "yes"),
-    "tool_not_called": (lambda: fairtrial.tool_not_called("delete"), "any", "yes"),
-    "tool_call_count": (lambda: fairtrial.tool_call_count("search", min_count=1), "any", "yes"),
-    "all_tools_succeeded": (lambda: fairtrial.all_tools_succeeded(), "any", "yes"),
-    "token_usage_under": (lambda: fairtrial.token_usage_under(9), "any", "yes"),
-    "slice_contains": (lambda: fairtrial.slice_contains(Retrieved, lambda event: True), "any", "yes"),
-    "tool_calls_match": (lambda: fairtrial.tool_calls_match(), ["search"], "yes"),
+    "tool_not_called": (lambda: fairtrial.scoring.tool_not_called("delete"), "any", "yes"),
+    "tool_call_count": (lambda: fairtrial.scoring.tool_call_count("search", min_count=1), "any", "yes"),
+    "all_tools_succeeded": (lambda: fairtrial.scoring.all_tools_succeeded(), "any", "yes"),
+    "token_usage_under": (lambda: fairtrial.scoring.token_usage_under(9), "any", "yes"),
+    "slice_contains": (lambda: fairtrial.scoring.slice_contains(Retrieved, lambda event: True), "any", "yes"),
+    "tool_calls_match": (lambda: fairtrial.scoring.tool_calls_match(), ["search"], "yes"),
     "tool_schema_accuracy": (lambda: tool_schema_accuracy([search]), "any", "yes"),
     "runs_tests": (lambda: runs_tests(), "assert x == 1", "x = 1"),
     "llm_judge": (lambda: fairtrial.llm_judge(_judge({"reason": "r", "rating": "good"}), "Good."), "yes", "yes"),
-    "numeric_judge": (lambda: fairtrial.numeric_judge(_judge({"reason": "r", "score": 0.7}), "Good."), "yes", "yes"),
+    "numeric_judge": (
+        lambda: fairtrial.models.judges.numeric_judge(_judge({"reason": "r", "score": 0.7}), "Good."),
+        "yes",
+        "yes",
+    ),
     "label_judge": (
-        lambda: fairtrial.label_judge(_judge({"reason": "r", "label": "a"}), "Good.", labels=["a", "b"], passing=["a"]),
+        lambda: fairtrial.models.judges.label_judge(
+            _judge({"reason": "r", "label": "a"}), "Good.", labels=["a", "b"], passing=["a"]
+        ),
         "yes",
         "yes",
     ),
     "checklist": (
-        lambda: fairtrial.checklist(_judge({"answers": [{"question": 1, "reason": "r", "answer": "yes"}]}), ["Good?"]),
+        lambda: fairtrial.models.judges.checklist(
+            _judge({"answers": [{"question": 1, "reason": "r", "answer": "yes"}]}), ["Good?"]
+        ),
         "yes",
         "yes",
     ),
     "rubric": (
-        lambda: fairtrial.rubric(_judge({"verdicts": [{"criterion": 1, "reason": "r", "met": "yes"}]})),
+        lambda: fairtrial.models.judges.rubric(_judge({"verdicts": [{"criterion": 1, "reason": "r", "met": "yes"}]})),
         {"Good.": 1},
         "yes",
     ),
     "short_answer_judge": (
-        lambda: fairtrial.short_answer_judge(_judge({"reason": "r", "label": "correct"})),
+        lambda: fairtrial.models.judges.short_answer_judge(_judge({"reason": "r", "label": "correct"})),
         "yes",
         "yes",
     ),
     "pairwise_judge": (
-        lambda: fairtrial.pairwise_judge(_judge({"reason": "r", "better": "equal"}), "Good."),
+        lambda: fairtrial.models.judges.pairwise_judge(_judge({"reason": "r", "better": "equal"}), "Good."),
         "yes",
         "yes",
     ),
-    "semantic_similarity": (lambda: fairtrial.semantic_similarity(_judge(None)), "yes", "yes"),
-    "faithfulness": (lambda: fairtrial.faithfulness(_judge(CLAIMS)), "yes", "yes"),
+    "semantic_similarity": (lambda: fairtrial.models.judges.semantic_similarity(_judge(None)), "yes", "yes"),
+    "faithfulness": (lambda: fairtrial.models.judges.faithfulness(_judge(CLAIMS)), "yes", "yes"),
     "answer_relevance": (
-        lambda: fairtrial.answer_relevance(_judge({"questions": ["q?"], "evasive": "no"}), _judge(None)),
+        lambda: fairtrial.models.judges.answer_relevance(_judge({"questions": ["q?"], "evasive": "no"}), _judge(None)),
         "yes",
         "yes",
     ),
     "context_precision": (
-        lambda: fairtrial.context_precision(_judge({"documents": [{"document": 1, "reason": "r", "useful": "yes"}]})),
+        lambda: fairtrial.models.judges.context_precision(
+            _judge({"documents": [{"document": 1, "reason": "r", "useful": "yes"}]})
+        ),
         "yes",
         "yes",
     ),
-    "context_recall": (lambda: fairtrial.context_recall(_judge(CLAIMS)), "yes", "yes"),
+    "context_recall": (lambda: fairtrial.models.judges.context_recall(_judge(CLAIMS)), "yes", "yes"),
 }
 
 
@@ -156,9 +168,9 @@ COMBINATIONS: dict[str, Callable[[Any], Any]] = {
     "adapt": adapt,
     "all_of": all_of,
     "any_of": lambda member: fairtrial.any_of(member, _passes),
-    "composite": fairtrial.composite,
+    "composite": fairtrial.scoring.composite,
     "negate": fairtrial.negate,
-    "panel": lambda member: fairtrial.panel(member, _passes),
+    "panel": lambda member: fairtrial.models.judges.panel(member, _passes),
     "threshold": lambda member: fairtrial.threshold(member, 0.5),
     "weighted": lambda member: fairtrial.weighted((member, 1.0), (_passes, 1.0)),
 }
@@ -265,7 +277,7 @@ def test_evaluators_that_compare_with_the_expected_value_say_so() -> None:
         "multiple_choice", "one_of", "rouge", "squad", "tool_calls_match", "within_tolerance",
     }  # fmt: skip
     assert not marks_of(fairtrial.matches("x")).needs_expected
-    assert not resolve(fairtrial.tool_calls_match(["search"])).needs_expected
+    assert not resolve(fairtrial.scoring.tool_calls_match(["search"])).needs_expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -294,7 +306,7 @@ def test_an_empty_retrieval_fails_and_a_missing_one_is_not_scored() -> None:
 
 @pytest.mark.parametrize("given", [None, "", "  "])
 def test_relevance_to_no_input_is_not_scored(given: Any) -> None:
-    judge = fairtrial.answer_relevance(_judge({"questions": ["q?"], "evasive": "no"}), _judge(None))
+    judge = fairtrial.models.judges.answer_relevance(_judge({"questions": ["q?"], "evasive": "no"}), _judge(None))
     with pytest.raises(NothingToScoreError, match="compares with the input"):
         anyio.run(judge.score, Case(Sample("s", given), "yes"))
 
@@ -328,7 +340,7 @@ def answer(question: str, ctx: TrialContext) -> str:
 
 def test_answers_without_claims_are_counted_by_reason_and_missing_in_gates(tmp_path: Path) -> None:
     data = Dataset.of({str(n): "In 1932." for n in range(40)}, name="bridges")
-    suite = EvalSuite("rag", data, answer, fairtrial.faithfulness(ScriptedAdapter(claimless)))
+    suite = EvalSuite("rag", data, answer, fairtrial.models.judges.faithfulness(ScriptedAdapter(claimless)))
     store = fairtrial.open_store(f"sqlite:///{tmp_path / 'runs.db'}")
     report = suite.run_sync(store=store)
     assert dict(report.errors) == {"scorer_error": 10}

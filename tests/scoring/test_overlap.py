@@ -9,7 +9,8 @@ import pytest
 import sacrebleu
 from rouge_score import rouge_scorer
 
-from fairtrial import ConfigurationError, Dataset, EvalSuite, bleu, chrf, rouge
+from fairtrial import ConfigurationError, Dataset, EvalSuite
+from fairtrial.scoring import bleu, chrf, rouge
 
 TEXTS: list[tuple[str, str]] = [
     ("the cat sat on the mat", "the cat sat on the mat"),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import ConfigurationError, squad
+from fairtrial import ConfigurationError
+from fairtrial.scoring import squad
 from fairtrial.scoring.answers import normalize_answer, token_f1
 
 PAIRS: list[tuple[str, list[str]]] = [

@@ -19,9 +19,7 @@ import pytest
 
 from fairtrial import (
     Dataset,
-    DatasetError,
     EvalReport,
-    EvalRequest,
     EvalResult,
     EvalSuite,
     Evaluator,
@@ -29,35 +27,36 @@ from fairtrial import (
     Sample,
     Score,
     Session,
-    SessionEvaluator,
     SessionView,
-    SliceView,
     TokenUsage,
     ToolInvoked,
-    adapt,
     all_of,
-    all_tools_succeeded,
     any_of,
     contains,
     exact_match,
-    json_subset,
     llm_judge,
-    slice_contains,
-    token_usage_under,
-    tool_call_count,
     tool_called,
-    tool_not_called,
-    within_tolerance,
 )
 from fairtrial.base.sync_bridge import call_sync
-from fairtrial.data.session import ControlDispatcher
-from fairtrial.errors import NothingToScoreError
-from fairtrial.fleet import MainLoopResult
+from fairtrial.data.session import ControlDispatcher, SliceView
+from fairtrial.errors import DatasetError, NothingToScoreError
+from fairtrial.fleet import EvalRequest, MainLoopResult
 from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisMailbox
 from fairtrial.models import MarkdownSection, OpenAIAdapter, Prompt, PromptTemplate
 from fairtrial.models.judges import PASSING_RATINGS, RATING_VALUES, JudgeOutput, JudgeParams, Rating
 from fairtrial.models.judges.fence import read_fences
+from fairtrial.scoring import (
+    SessionEvaluator,
+    adapt,
+    all_tools_succeeded,
+    json_subset,
+    slice_contains,
+    token_usage_under,
+    tool_call_count,
+    tool_not_called,
+    within_tolerance,
+)
 from fairtrial.sync import EvalLoop, MainLoop, collect_results, submit_dataset
 from tests.redis_server import RedisServer
 
@@ -494,7 +493,8 @@ def test_blocks_21_33_35_criteria_and_behaviour_together(
 WORKER = """
 import sys
 from redis import Redis
-from fairtrial import EvalRequest, EvalResult, exact_match
+from fairtrial import EvalResult, exact_match
+from fairtrial.fleet import EvalRequest
 from fairtrial.mailbox import Mailbox, RedisMailbox
 from fairtrial.sync import EvalLoop, MainLoop
 

@@ -11,19 +11,13 @@ from typing import Any
 import pytest
 import redis
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    Session,
-    SessionError,
-    SessionEvaluator,
-    ToolInvoked,
-    restore_session,
-    tool_called,
-)
+from fairtrial import ConfigurationError, Dataset, Session, ToolInvoked, tool_called
+from fairtrial.data.session import restore_session
+from fairtrial.errors import SessionError
 from fairtrial.fleet import FolderSessionStore, MainLoopResult
 from fairtrial.mailbox import CompositeResolver, RedisMailbox, RedisMailboxFactory
 from fairtrial.mailbox.redis.connection import RedisConnection
+from fairtrial.scoring import SessionEvaluator
 from fairtrial.sync import SessionStore
 from tests.redis_server import RedisServer
 

@@ -16,27 +16,25 @@ from fairtrial import (
     EvalContext,
     EvalReport,
     EvalResult,
-    EvalRunCompleted,
-    EvalRunStarted,
     EvalSuite,
     Evaluator,
     Sample,
-    SampleEvaluated,
     Score,
     Session,
-    composite,
     contains,
     evaluate_sync,
     exact_match,
     llm_judge,
-    load_jsonl,
     sync,
 )
 from fairtrial.base.codec import canonical
+from fairtrial.data import load_jsonl
 from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
 from fairtrial.models.judges import numeric_judge
+from fairtrial.runs import EvalRunCompleted, EvalRunStarted, SampleEvaluated
+from fairtrial.scoring import composite
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.specifications import configure_wink
 from fairtrial.store import redact

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalReport,
-    EvalResult,
-    Evaluator,
-    Sample,
-    Score,
-    SessionEvaluator,
-    exact_match,
-    llm_judge,
-    tool_called,
-)
+from fairtrial import Dataset, EvalReport, EvalResult, Evaluator, Sample, Score, exact_match, llm_judge, tool_called
 from fairtrial.models import ScriptedAdapter
+from fairtrial.scoring import SessionEvaluator
 
 
 def test_block_69_samples_and_datasets_take_type_arguments() -> None:

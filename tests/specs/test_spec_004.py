@@ -14,7 +14,6 @@ import trio
 from fairtrial import (
     ConfigurationError,
     Environment,
-    EnvironmentRegistry,
     EvalConfig,
     EvalReport,
     EvalResult,
@@ -24,14 +23,14 @@ from fairtrial import (
     Trajectory,
     evaluate,
     evaluate_sync,
-    group_by,
-    load_jsonl,
     rl,
-    summarize,
 )
+from fairtrial.data import load_jsonl
 from fairtrial.data.session import ChatMessage
 from fairtrial.errors import EnvironmentMismatchError
 from fairtrial.models import ScriptedAdapter, agent_task
+from fairtrial.reports import group_by, summarize
+from fairtrial.trials import EnvironmentRegistry
 
 BASE = EvalConfig(max_concurrent=2)
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from fairtrial import StoreUnavailableError, open_store
-from fairtrial.errors import MailboxConnectionError
+from fairtrial import open_store
+from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
 from fairtrial.mailbox import PostgresConnection
 from fairtrial.mailbox.postgres import connection as queue
 from fairtrial.store import bulk as bounded_connection

@@ -7,18 +7,9 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Environment,
-    EnvironmentMismatchError,
-    EnvironmentRegistry,
-    Experiment,
-    Sample,
-    TrialContext,
-    evaluate,
-    open_store,
-)
-from fairtrial.trials import check_state
+from fairtrial import ConfigurationError, Environment, Experiment, Sample, TrialContext, evaluate, open_store
+from fairtrial.errors import EnvironmentMismatchError
+from fairtrial.trials import EnvironmentRegistry, check_state
 from fairtrial.trials.environment import close_environment, tools_of
 
 

@@ -20,11 +20,11 @@ from fairtrial import (
     TokenUsage,
     evaluate_sync,
     exact_match,
-    group_by,
 )
 from fairtrial.base.codec import to_json
 from fairtrial.data.session.trajectory import Trajectory
 from fairtrial.fleet.message_fields import MAX_INT
+from fairtrial.reports import group_by
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable

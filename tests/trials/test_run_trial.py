@@ -24,14 +24,12 @@ from fairtrial import (
     all_of,
     evaluator,
     exact_match,
-    restore_session,
-    token_usage_under,
-    tool_call_count,
-    tool_not_called,
 )
+from fairtrial.data.session import restore_session
 from fairtrial.errors import FairtrialError, ModelRefusedError
 from fairtrial.models import ScriptedAdapter
 from fairtrial.models.judges import llm_judge
+from fairtrial.scoring import token_usage_under, tool_call_count, tool_not_called
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialContext, TrialKey, current_trial
 from fairtrial.trials.result import EvalResult

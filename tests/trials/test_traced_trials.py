@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import SessionView, ToolInvoked, exact_match, restore_session
+from fairtrial import SessionView, ToolInvoked, exact_match
+from fairtrial.data.session import restore_session
 from fairtrial.data.session.events import TraceIncomplete
 from fairtrial.data.session.session import Session
 from fairtrial.trials.context import CollectedTrace, TrialContext, TrialKey, traceparent_of

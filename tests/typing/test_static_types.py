@@ -14,7 +14,6 @@ from fairtrial import (
     Dataset,
     EvalContext,
     EvalReport,
-    EvalRequest,
     EvalResult,
     EvalSuite,
     Evaluator,
@@ -23,22 +22,22 @@ from fairtrial import (
     Sample,
     Score,
     Session,
-    SessionEvaluator,
     SessionView,
-    SliceView,
     ToolInvoked,
     Trajectory,
     contains,
     evaluator,
     exact_match,
-    load_jsonl,
-    restore_session,
     sync,
     tool_called,
 )
 from fairtrial.base.codec import decode, from_json
+from fairtrial.data import load_jsonl
+from fairtrial.data.session import SliceView, restore_session
+from fairtrial.fleet import EvalRequest
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
+from fairtrial.scoring import SessionEvaluator
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from fairtrial import (
     EvalSuite,
     Evaluator,
     Experiment,
-    MainLoop,
     Sample,
     Score,
     SessionView,
@@ -28,25 +27,21 @@ from fairtrial import (
     TrialContext,
     all_of,
     any_of,
-    composite,
     contains,
     evaluate,
     evaluate_sync,
     evaluator,
     exact_match,
-    fuzzy_match,
-    json_schema,
-    json_subset,
     llm_judge,
     matches,
     negate,
     sync,
-    token_usage_under,
     tool_called,
     weighted,
-    within_tolerance,
 )
+from fairtrial.fleet import MainLoop
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, agent_task, prompt_task
+from fairtrial.scoring import composite, fuzzy_match, json_schema, json_subset, token_usage_under, within_tolerance
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,5 @@
 """Everything that a finished run shows: reports, comparisons, gates, leaderboards, plans and calibrations."""
 
-from fairtrial.reports.figures.slicing import by_input, by_metric
-from fairtrial.reports.figures.summaries import group_by, summarize
-from fairtrial.reports.report import EvalReport, ExperimentReport
-from fairtrial.reports.results import Results, TrialTable
-from fairtrial.reports.tool_calls import ToolCallFigures, tool_call_figures
+from fairtrial.base.lazy import lazy_names
 
-__all__ = [
-    "EvalReport",
-    "ExperimentReport",
-    "Results",
-    "ToolCallFigures",
-    "TrialTable",
-    "by_input",
-    "by_metric",
-    "group_by",
-    "summarize",
-    "tool_call_figures",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

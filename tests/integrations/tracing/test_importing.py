@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fairtrial import EvalReport, EvalSuite, ToolInvoked, open_store, token_usage_under, tool_called
+from fairtrial import EvalReport, EvalSuite, ToolInvoked, open_store, tool_called
 from fairtrial.data.session.events import TraceIncomplete
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers import detect_format, load_importer
 from fairtrial.integrations.importers.storing import store_run, write_suite
 from fairtrial.integrations.tracing.importing import UNSCORED, OtlpTraces
+from fairtrial.scoring import token_usage_under
 from tests.integrations.tracing.test_receive import App, protobuf
 
 

@@ -23,11 +23,11 @@ from fairtrial import (
     ToolInvoked,
     TrialContext,
     all_of,
-    token_usage_under,
     tool_called,
 )
 from fairtrial.data.session.events import SpanClosed
 from fairtrial.integrations.tracing import TraceReceiver
+from fairtrial.scoring import token_usage_under
 
 
 @pytest.fixture

@@ -34,13 +34,13 @@ from fairtrial import (
     exact_match,
     open_store,
     task,
-    token_usage_under,
     tool_called,
 )
 from fairtrial.data.session.events import SpanClosed, TraceIncomplete
 from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.integrations.tracing.received import key_values
+from fairtrial.scoring import token_usage_under
 from fairtrial.store import redact, register_secret
 from fairtrial.trials.context import CollectedTrace
 

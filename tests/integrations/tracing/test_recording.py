@@ -28,8 +28,6 @@ from fairtrial import (
     ToolInvoked,
     current_trial,
     evaluate_sync,
-    record_anthropic,
-    record_openai,
     task,
 )
 from fairtrial.data.session.trajectory import ChatMessage
@@ -45,7 +43,7 @@ from fairtrial.integrations.model_server import (
     ToolCallReply,
     Usage,
 )
-from fairtrial.integrations.tracing import TrialSpanProcessor
+from fairtrial.integrations.tracing import TrialSpanProcessor, record_anthropic, record_openai
 from fairtrial.integrations.tracing.recording import REPLACES, _sender
 from fairtrial.models import ModelCallFailed, Prices, TaskLoop
 from fairtrial.models.pricing import configure_prices

@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalSuite,
-    Retrieved,
-    Sample,
-    ScriptedAdapter,
-    Session,
-    TrialContext,
-    faithfulness,
-)
+from fairtrial import Dataset, EvalSuite, Sample, ScriptedAdapter, Session, TrialContext
+from fairtrial.data.session import Retrieved
 from fairtrial.data.session.events import SpanClosed
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_traces
 from fairtrial.integrations.tracing.spans import TrialConverter, traces_request
+from fairtrial.models.judges import faithfulness
 from fairtrial.models.judges.fence import read_fences
 from fairtrial.scoring.evaluator import Case
 

@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairtrial import EvalReport, ToolInvoked, restore_session
+from fairtrial import EvalReport, ToolInvoked
+from fairtrial.data.session import restore_session
 from fairtrial.errors import StoreVersionError
 from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 from fairtrial.store import open_store, schema

@@ -14,6 +14,7 @@ from fairtrial.integrations.tracing.exporter import (
 from fairtrial.integrations.tracing.in_process import TrialSpanProcessor
 from fairtrial.integrations.tracing.langsmith import UploadTotals, upload_run, write_experiments
 from fairtrial.integrations.tracing.receiver import TraceReceiver
+from fairtrial.integrations.tracing.recording import record_anthropic, record_openai
 
 __all__ = [
     "ExportSummary",
@@ -21,6 +22,8 @@ __all__ = [
     "TraceReceiver",
     "TrialSpanProcessor",
     "UploadTotals",
+    "record_anthropic",
+    "record_openai",
     "send_run",
     "trace_every_run",
     "trace_to_langsmith",

@@ -195,7 +195,8 @@ def _usage(events: Sequence[Envelope]) -> TokenUsage:
 
 _CODE = '''
 from pathlib import Path
-from fairtrial import Dataset, EvalSuite, token_usage_under
+from fairtrial import Dataset, EvalSuite
+from fairtrial.scoring import token_usage_under
 dataset = Dataset.load(Path(__file__).with_name(DATA), name=NAME)
 
 def recorded(question: object) -> object:
