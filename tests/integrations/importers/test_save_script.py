@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +27,10 @@ from fairtrial.integrations.model_server import (
     ServerFailed,
     WrongShape,
 )
-from tests.doc_pages import ROOT, blocks
+from tests.doc_pages import ROOT
 from tests.integrations.importers.project import answers, item_of, large_project, run_of, small_project
 
-PAGE = ROOT / "docs" / "how-to" / "coming-from-openai-evals.md"
+SCRIPT = ROOT / "examples" / "save_openai_evals.py"
 # Faults without Retry-After hit a request that has not failed before: the script's backoff stays short.
 FAULTS = [
     FaultRule(RateLimited(0.02), every=5),
@@ -42,16 +43,9 @@ FAULTS = [
 ]
 
 
-def script_text() -> str:
-    (block,) = [block for block in blocks(PAGE.read_text(encoding="utf-8")) if block.file == "save_openai_evals.py"]
-    return block.text
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    path = tmp_path / "save_openai_evals.py"
-    path.write_text(script_text(), encoding="utf-8")
-    return path
+    return Path(shutil.copy(SCRIPT, tmp_path))
 
 
 def start(script: Path, server: ModelServer, **variables: str) -> subprocess.Popen[str]:
@@ -239,13 +233,3 @@ def test_a_refused_key_and_no_key_end_with_code_2(script: Path) -> None:
         assert (code, err.partition(": ")[2][:44]) == (2, "OPENAI_API_KEY must be a key that may read t")
         code, _, err = save(script, server, OPENAI_API_KEY="")
         assert code == 2
-
-
-def test_the_script_is_formatted_and_checked_like_the_rest_of_the_code() -> None:
-    ruff = [str(Path(sys.executable).with_name("ruff"))]
-    for words in (["check", "-"], ["format", "--check", "-"]):
-        done = subprocess.run(
-            [*ruff, *words, "--stdin-filename", "examples/save_openai_evals.py"],
-            input=script_text(), text=True, capture_output=True, cwd=ROOT, check=False, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
