@@ -23,11 +23,11 @@ import zstandard
 from fairtrial import Dataset, open_store
 from fairtrial.base.codec import parse_foreign_json
 from fairtrial.base.foreign import SETTING, ExpansionBudget, Method, check_limit, expand, limit_factor
+from fairtrial.base.plugins import plugin_names
 from fairtrial.cli.app import invoke
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, LimitExceededError, StoreError
-from fairtrial.integrations.importers import IMPORTERS, load_importer
 from fairtrial.integrations.importers.inspect_log import InspectLogs
-from fairtrial.integrations.importers.storing import store_run
+from fairtrial.runs.imported import load_importer, store_run
 from fairtrial.store.compress import decompress
 from tests.integrations.importers.project import CRITERIA, answers, eval_of, run_of, write_archive
 
@@ -271,7 +271,7 @@ def test_a_file_without_end_is_refused_before_it_has_been_read(
     problem = rf"{name} must have (lines of )?at most 1,048,576 bytes.*\n.*{SETTING}"
     read: Callable[[Path], Any] = partial(Dataset.load, format="promptfoo") if "dataset" in format else Dataset.load
     with pytest.raises(LimitExceededError, match=problem):
-        (load_importer(format).read if format in IMPORTERS else read)(path)
+        (load_importer(format).read if format in plugin_names("importers") else read)(path)
 
 
 def test_equal_values_of_a_parquet_file_are_counted_as_often_as_they_occur(

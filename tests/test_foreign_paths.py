@@ -14,10 +14,10 @@ from fairtrial.base.foreign import inside
 from fairtrial.cli.command_init import init
 from fairtrial.data.attachment import Attachment, BlobFolder
 from fairtrial.errors import BodyError, DataError
-from fairtrial.integrations.importers import load_importer
 from fairtrial.integrations.importers.openai_evals import OpenAIEvals
 from fairtrial.integrations.model_server import HostedEvals
 from fairtrial.mailbox.body import ClaimCheck
+from fairtrial.runs.imported import load_importer
 from tests.integrations.importers.project import CRITERIA, ROWS, answers, eval_of, run_of, write_archive, write_lines
 
 LOG = Path(__file__).with_name("integrations") / "importers" / "files" / "inspect" / "forecast.eval"

@@ -307,7 +307,7 @@ def test_stored_outputs_are_scored_again_without_the_task(ran: Cli, two: Path) -
     assert done.err == "rescored doubles@1 as doubles@2; no task was called\n"
     assert "100.0%" in done.out
     assert open_store().runs()[0].parent_run == open_store().runs()[1].run_id
-    assert ran("rescore", "doubles@1", "evals.py", "--json").json["format"] == "fairtrial.reports/1"
+    assert ran("rescore", "doubles@1", "evals.py", "--json").json["format"] == "fairtrial.report/1"
 
 
 class TestRescore:

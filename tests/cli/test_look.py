@@ -76,7 +76,7 @@ class TestShow:
         assert "  fairtrial compare doubles:plain doubles:triple" in whole.out
         assert part.code == 0
         assert "75.0%" not in part.out
-        assert cli("show", "doubles", "--json").json["format"] == "fairtrial.reports/1"
+        assert cli("show", "doubles", "--json").json["format"] == "fairtrial.report/1"
         assert [one["name"] for one in cli("show", "doubles:triple", "--json").json["experiments"]] == ["triple"]
 
     def test_slices(self, cli: Cli, two: Path) -> None:

@@ -271,7 +271,7 @@ def test_facts_for_programs(cli: Cli, two: Path) -> None:
     (run,) = facts["runs"]
     assert set(run) == {"name", "resumed", "exit_code", "reason", "report", "comparison"}
     assert (run["name"], run["resumed"], run["reason"], run["comparison"]) == ("doubles@1", False, None, None)
-    assert run["report"]["format"] == "fairtrial.reports/1"
+    assert run["report"]["format"] == "fairtrial.report/1"
     assert [part["name"] for part in run["report"]["experiments"]] == ["plain", "triple"]
     assert "hello from the suite" in done.err
 

@@ -19,10 +19,9 @@ from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, Sample, Score,
 from fairtrial.base.codec import decode, from_json, to_json
 from fairtrial.cli.app import invoke
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, MainLoop, MainLoopRequest, MemoryBroker, connect_broker
-from fairtrial.integrations.importers import load_importer
-from fairtrial.integrations.importers.storing import store_run
 from fairtrial.integrations.inspect import write_log
 from fairtrial.mailbox import InMemoryMailbox, PostgresMailbox, RedisMailbox, SqsConnection, SqsMailbox
+from fairtrial.runs.imported import load_importer, store_run
 from fairtrial.store.portable import save_run
 from fairtrial.suites.worker import run_worker
 from fairtrial.trials.context import TrialKey

@@ -19,10 +19,10 @@ from fairtrial.cli.label_file import read_labels
 from fairtrial.cli.settings import load_settings
 from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import ConfigurationError, DataError, DatasetError, StoreError
-from fairtrial.integrations.importers import load_importer
 from fairtrial.reports.figures import column_file
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.figures.rules import GateRules
+from fairtrial.runs.imported import load_importer
 from fairtrial.store.column_cache import HEAD, column_path
 from fairtrial.store.portable import save_run
 from tests.fuzzing.campaign import Campaign, execute

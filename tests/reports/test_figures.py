@@ -88,7 +88,7 @@ def test_json_has_every_figure_and_null_where_there_is_none() -> None:
     metrics = (Metric("brevity", 0.25),)
     report = made_report(lambda place, *_: TASK_ERROR if place == 1 else Made(1.0, metrics=metrics), repeats=2)
     found = json.loads(as_text(report.to_json()))
-    assert found["format"] == "fairtrial.reports/1"
+    assert found["format"] == "fairtrial.report/1"
     assert (found["run"]["suite"], found["run"]["repeats"]) == ("support", 2)
     (part,) = found["experiments"]
     assert part["trials"] == {

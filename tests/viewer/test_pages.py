@@ -243,7 +243,7 @@ def test_lanes_and_forms_of_a_transcript(viewed: Viewed) -> None:
     assert judge.count('<details open class="ev judge') == 1
     assert '<details open class="ev message' not in judge
     raw = viewed.get(f"{RUN}/t/baseline/q15?form=raw").text
-    assert "fairtrial.data.session.trajectory:ChatMessage" in html.unescape(raw)
+    assert "fairtrial:ChatMessage" in html.unescape(raw)
 
 
 def test_the_trials_of_a_filter_are_exported(viewed: Viewed) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairtrial.base.plugins import find_plugin, plugin_names
 from fairtrial.cli.user_errors import UserError, explain, location_of
 from fairtrial.errors import ConfigurationError, DatasetError, FairtrialError
 
@@ -191,15 +192,16 @@ def _adapter(model: str) -> Any:
         return load_object(model, "a model")
     from fairtrial.models.providers import PROVIDERS, model_from_name
 
-    if provider in PROVIDERS:
+    if provider in PROVIDERS or provider in plugin_names("providers"):
         if not name:
             raise UserError(f"--model must be PROVIDER:NAME (got {model!r})", f"as in: --model {provider}:NAME")
         return model_from_name(model)
-    near = difflib.get_close_matches(provider, PROVIDERS, 1, 0.7)
+    known = [*PROVIDERS, *plugin_names("providers")]
+    near = difflib.get_close_matches(provider, known, 1, 0.7)
     meant = (
         f"did you mean --model {near[0]}:{name or 'NAME'}?"
         if near
-        else f"use PROVIDER:NAME ({', '.join(PROVIDERS)}) or file.py:adapter"
+        else f"use PROVIDER:NAME ({', '.join(known)}) or file.py:adapter"
     )
     raise UserError(f"there is no provider {provider!r}", meant)
 
@@ -213,8 +215,10 @@ def _evaluator(names: Sequence[str]) -> Any:
 
 def _built_in(name: str) -> Any:
     evaluators = built_in_evaluators()
-    if name in evaluators:
-        return evaluators[name]
+    found = evaluators.get(name) or find_plugin("evaluators", name)
+    if found is not None:
+        return found
+    evaluators |= dict.fromkeys(plugin_names("evaluators"))
     near = difflib.get_close_matches(name, evaluators, 1)
     meant = f"did you mean {near[0]}?" if near else f"use one of {', '.join(evaluators)}, or your own: file.py:name"
     raise UserError(f"there is no evaluator {name!r} that works without parameters", meant)

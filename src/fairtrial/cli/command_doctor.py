@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import itertools
 import os
 import platform
 import re
@@ -13,7 +14,9 @@ import stat
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +27,7 @@ import typer
 from fairtrial._version import __version__
 from fairtrial.base.backoff import PATIENCE_VARIABLE, patience_seconds
 from fairtrial.base.foreign import limit_factor
+from fairtrial.base.plugins import plugins
 from fairtrial.cli import options
 from fairtrial.cli.settings import KNOWN, Settings, load_settings
 from fairtrial.cli.user_errors import ExitCode, explain
@@ -65,7 +69,7 @@ class Check:
 
 def run_checks(store: str | None, mailbox: str | None) -> list[Check]:
     """Run all applicable checks; `store` and `mailbox` override the settings."""
-    checks = [_python(), _libraries(), *_redis_library()]
+    checks = [_python(), _libraries(), *_redis_library(), *_plugins()]
     try:
         settings = load_settings()
         patience_seconds()
@@ -125,6 +129,20 @@ def _libraries() -> Check:
     return Check("fairtrial", "ok", f"{__version__}, with {checked} libraries in supported versions")
 
 
+def _plugins() -> Iterator[Check]:
+    """List what packages add by entry points, those of others with their package."""
+    for group, found in itertools.groupby(plugins(), lambda plugin: plugin.group):
+        listed = list(found)
+        names = Counter(plugin.name for plugin in listed)
+        twice = [name for name, number in names.items() if number > 1]
+        texts = [
+            plugin.name if plugin.package == "fairtrial" else f"{plugin.name} ({plugin.package} {plugin.version})"
+            for plugin in listed
+        ]
+        remedy = f"uninstall one of the packages that have {', '.join(twice)}" if twice else ""
+        yield Check(group, "warning" if twice else "ok", ", ".join(texts), remedy)
+
+
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
@@ -175,7 +193,7 @@ def _credentials() -> Check:
 
 def _store(url: str) -> Iterator[Check]:
     from fairtrial.store import engine as engines
-    from fairtrial.store.open import find_database
+    from fairtrial.store.open import find_database, open_store
 
     database = find_database(url)
     if database is None:
@@ -187,6 +205,9 @@ def _store(url: str) -> Iterator[Check]:
         )
     elif isinstance(database, Path):
         yield from _sqlite(database)
+    elif not database.startswith("postgresql:"):
+        with closing(open_store(database)) as store:
+            yield Check("store", "ok", f"a {type(store).__name__} opened by {database.partition(':')[0]}")
     else:
         engine = engines.postgres_engine(database)
         try:
@@ -370,7 +391,7 @@ async def _way_of_results(store: str, queue: str) -> list[Check]:
     from fairtrial.store.open import find_database
 
     database = find_database(store)
-    if not isinstance(database, str) or queue.partition(":")[0] not in ("postgresql", "postgres"):
+    if not str(database).startswith("postgresql:") or queue.partition(":")[0] not in ("postgresql", "postgres"):
         return []
     from fairtrial.fleet.client.fleet_run import find_shared_database
     from fairtrial.fleet.queues import PostgresBroker

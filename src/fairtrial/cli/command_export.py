@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from fairtrial.base.plugins import load_plugin, plugin_names
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import StoreError
@@ -137,7 +138,6 @@ FORMATS = {
     "otlp": ("otlp", "otlp.jsonl"),
     "langsmith": ("langsmith", "langsmith.jsonl"),
     "site": ("site", "zip"),
-    "eval": ("eval", "eval"),
 }
 _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
 _ALIASES = {"md": "markdown", "xml": "junit", "db": "run", "zip": "site"}
@@ -241,7 +241,7 @@ def export(
         else:
             _print(report, format_name)
         return 0
-    counts = None
+    counts, exporters = None, plugin_names("exporters")
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
     with _naming(target):
@@ -249,10 +249,9 @@ def export(
             traces.write(opened, named.run, target, format_name)
         elif format_name == "site":
             _write_site(opened, named.run, target)
-        elif format_name == "eval":
-            from fairtrial.integrations.inspect.log_export import write_log
-
-            return _say_written(write_log(opened, named.run, target), named.run.run_id, json)
+        elif format_name in exporters:
+            write = load_plugin("exporters", format_name, "--format")
+            return _say_written(write(opened, named.run, target), named.run.run_id, json)
         elif format_name == "run":
             report.save(target)
         elif format_name in _TRAINING:
@@ -340,6 +339,8 @@ def _format(format: str | None, output: Path | None) -> tuple[Any, str]:
     chosen = _ALIASES.get(chosen, chosen)
     if chosen in FORMATS:
         return FORMATS[chosen]
+    if chosen in plugin_names("exporters"):
+        return chosen, chosen
     if not chosen:
         raise UserError("no export format is given", f"--format takes {', '.join(FORMATS)}")
     near = difflib.get_close_matches(chosen, FORMATS, 1)
@@ -363,7 +364,7 @@ def _print(report: Any, format_name: str) -> None:
         export_training(report, sys.stdout, format_name)  # type: ignore[arg-type]  # one of them
     elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
-    elif format_name in ("parquet", "run", "site", "eval"):
+    elif format_name in ("parquet", "run", "site", *plugin_names("exporters")):
         raise UserError(f"{format_name} is a binary format and cannot be printed", "name a file with --output")
     elif format_name == "json":
         print_json(report.to_json())

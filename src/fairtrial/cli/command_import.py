@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.base.codec import parse_foreign_json
+from fairtrial.base.plugins import plugin_names
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import CodecError
-from fairtrial.integrations.importers import IMPORTERS
 
 if TYPE_CHECKING:
-    from fairtrial.integrations.importers.records import Import, ImportedSuite
-    from fairtrial.integrations.importers.storing import StoredRun
+    from fairtrial.runs.imported import Import, ImportedSuite, StoredRun
     from fairtrial.store.protocol import RunStore
 
 
@@ -29,7 +28,10 @@ def import_runs(
     format: Annotated[
         str,
         typer.Option(
-            "--format", "-f", metavar="FORMAT", help=f"{', '.join(IMPORTERS)} or auto: recognized from the files."
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="A format that `fairtrial doctor` lists, or auto: recognized from the files.",
         ),
     ] = "auto",
     output: Annotated[
@@ -55,9 +57,7 @@ def import_runs(
       fairtrial runs --tag origin=openai-evals
     """
     from fairtrial.cli.screen import print_json
-    from fairtrial.integrations.importers import load_importer
-    from fairtrial.integrations.importers.records import merge_suites
-    from fairtrial.integrations.importers.storing import store_run, write_suite
+    from fairtrial.runs.imported import load_importer, merge_suites, store_run, write_suite
 
     chosen, *others = dict.fromkeys(_format_of(source, format) for source in sources)
     if others:
@@ -79,7 +79,7 @@ def import_runs(
 
 
 def _format_of(source: Path, format: str) -> str:
-    from fairtrial.integrations.importers import detect_format
+    from fairtrial.runs.imported import detect_format
 
     if not source.exists():
         raise UserError(f"{source} must be a folder or file that another tool saved", "name where it was saved")
@@ -88,7 +88,9 @@ def _format_of(source: Path, format: str) -> str:
         damage = _damage(source)
         if damage:
             raise UserError(f"{source} {damage}", "was it copied completely?")
-        raise UserError(f"the format of {source} is not recognized", f"--format takes {', '.join(IMPORTERS)}")
+        raise UserError(
+            f"the format of {source} is not recognized", f"--format takes {', '.join(plugin_names('importers'))}"
+        )
     return chosen
 
 

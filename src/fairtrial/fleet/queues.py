@@ -9,6 +9,7 @@ import re
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
+from fairtrial.base.plugins import find_plugin
 from fairtrial.errors import ConfigurationError, MissingExtraError, ReplyNotAvailableError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.mailbox.body import ClaimCheck
@@ -344,7 +345,8 @@ def connect_broker(url: str, *, claim_check: ClaimCheck | None = None) -> Broker
     Args:
         url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket, or
             `redis+sentinel://` and `redis+cluster://` as `RedisConnection` takes them;
-            `postgresql://[user[:password]@]host[:port]/database`; `sqs://region/prefix` for Amazon SQS.
+            `postgresql://[user[:password]@]host[:port]/database`; `sqs://region/prefix` for Amazon SQS; or
+            a scheme that is an entry point of `fairtrial.mailboxes`, which is called with the URL and `claim_check`.
         claim_check: The store for bodies over 64 KB; by default the folder in FAIRTRIAL_CLAIM_CHECK. Without either,
             bodies over 1 MB are refused.
 
@@ -360,5 +362,9 @@ def connect_broker(url: str, *, claim_check: ClaimCheck | None = None) -> Broker
         return PostgresBroker(url, claim_check=claim_check)
     if scheme == "sqs":
         return SqsBroker(url, claim_check=claim_check)
+    opener = find_plugin("mailboxes", scheme)
+    if opener is not None:
+        broker: Broker = opener(url, claim_check=claim_check)
+        return broker
     # The URL is not repeated: it may contain a password.
     raise ConfigurationError("the mailbox URL must start with redis://, rediss://, unix://, postgresql:// or sqs://")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from fairtrial.base.plugins import find_plugin, plugin_names
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.bedrock import ConverseAdapter
@@ -140,18 +141,20 @@ PROVIDERS: Mapping[str, type[SdkAdapter]] = MappingProxyType(
 """The providers by name."""
 
 
-def model_from_name(name: str, **options: Any) -> SdkAdapter:
+def model_from_name(name: str, **options: Any) -> Any:
     """Return the adapter of a model named as `provider:model`.
 
     Args:
-        name: As in "openai:gpt-6.1-sol", "anthropic:claude-opus-5" or "ollama:qwen3:8b".
+        name: As in "openai:gpt-6.1-sol", "anthropic:claude-opus-5" or "ollama:qwen3:8b". Providers of other packages
+            are entry points of `fairtrial.providers`, called with the model and the options.
         options: The options of the provider's adapter: see `OpenAIAdapter` and `AnthropicAdapter`.
     """
     provider, _, model = name.partition(":")
-    kind = PROVIDERS.get(provider)
+    kind: Any = PROVIDERS.get(provider) or find_plugin("providers", provider)
     if kind is None:
-        near = difflib.get_close_matches(provider, PROVIDERS, 1)
-        remedy = f"did you mean {near[0]}:{model or 'NAME'}?" if near else f"use one of {', '.join(PROVIDERS)}"
+        known = [*PROVIDERS, *plugin_names("providers")]
+        near = difflib.get_close_matches(provider, known, 1)
+        remedy = f"did you mean {near[0]}:{model or 'NAME'}?" if near else f"use one of {', '.join(known)}"
         raise ConfigurationError(f"the provider of {name!r} must be a known one (got {provider!r})\n{remedy}")
     if not model:
         raise ConfigurationError(f"a model must be named as provider:model (got {name!r})\nas in: {provider}:NAME")

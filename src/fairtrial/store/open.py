@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from fairtrial.base.plugins import find_plugin
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.protocol import RunStore
 
 DEFAULT_PATH = Path(".fairtrial") / "runs.db"
 _FILES = (".db", ".sqlite", ".sqlite3")
+_POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
+_SCHEMES = ("memory", "sqlite", *_POSTGRESQL)
 
 
 def default_store() -> str:
@@ -21,14 +25,18 @@ def open_store(url: str | Path | None = None) -> RunStore:
     """Open a store, creating it if it is new.
 
     Args:
-        url: `sqlite:///path`, a path that ends in .db or .sqlite, `postgresql://host/database`, or
-            `memory:`. `default_store()` by default.
+        url: `sqlite:///path`, a path that ends in .db or .sqlite, `postgresql://host/database`,
+            `memory:`, or an address whose scheme is an entry point of `fairtrial.stores`, which is called with it.
+            `default_store()` by default.
     """
     where = default_store() if url is None else str(url)
     if _is_memory(where):
         from fairtrial.store.memory import MemoryStore
 
         return MemoryStore()
+    opener = _opener(where)
+    if opener is not None:
+        return opener(where)
     from fairtrial.store.sql import SqlStore
 
     database = _database(where)
@@ -41,7 +49,7 @@ def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
     from fairtrial.store.schema import VERSION
 
     where = default_store() if url is None else str(url)
-    if _is_memory(where):
+    if _is_memory(where) or _opener(where) is not None:
         return VERSION, VERSION
     database = _database(where)
     if isinstance(database, Path):
@@ -56,8 +64,16 @@ def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
 
 
 def find_database(url: str) -> Path | str | None:
-    """Return the path of an SQLite file, or the URL of a PostgreSQL database; None for memory."""
+    """Return the path of an SQLite file, or the URL of a database; None for memory."""
+    if _opener(url) is not None:
+        return url
     return None if _is_memory(url) else _database(url)
+
+
+def _opener(where: str) -> Callable[[str], RunStore] | None:
+    """Return what another package has for the scheme of a URL."""
+    scheme, separator, _ = where.partition("://")
+    return find_plugin("stores", scheme) if separator and scheme not in _SCHEMES else None
 
 
 def _is_memory(where: str) -> bool:
@@ -68,7 +84,7 @@ def _is_memory(where: str) -> bool:
 def _database(where: str) -> Path | str:
     """Return the path of an SQLite file, or the URL of a PostgreSQL database."""
     scheme, _, rest = where.partition(":")
-    if scheme in ("postgresql", "postgres", "postgresql+psycopg") and rest.startswith("//"):
+    if scheme in _POSTGRESQL and rest.startswith("//"):
         return f"postgresql:{rest}"
     path = _sqlite_path(where)
     if path is None:

@@ -416,7 +416,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_missing(message.get("headers", ()))]
             await send(message)
 
-        scope["fairtrial.data.session"] = self._session(headers)
+        scope["fairtrial.session"] = self._session(headers)
         await (self._sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
 
     def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:

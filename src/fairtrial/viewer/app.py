@@ -85,7 +85,7 @@ def make_app(viewer: Viewer) -> Any:
     """Return the application, with the guard before everything."""
 
     async def unknown_page(request: Request, _error: Exception) -> Response:
-        if request.scope["fairtrial.data.session"] is None or viewer.visitor(request).review_only:
+        if request.scope["fairtrial.session"] is None or viewer.visitor(request).review_only:
             return PlainTextResponse("not found\n", 404)
         return _problem(viewer, request, 404, "There is no such page.", "The list of runs leads to all pages.")
 
@@ -187,7 +187,7 @@ def _asked_for(viewer: Viewer, scope: Any) -> str:
 
 async def logout(viewer: Viewer, request: Request) -> Response:
     """End the session of this browser."""
-    _, session = request.scope["fairtrial.data.session"]  # Of several cookies, the one that let this request pass.
+    _, session = request.scope["fairtrial.session"]  # Of several cookies, the one that let this request pass.
     viewer.access.sessions.end(session)
     return PlainTextResponse("The session has ended.\n", headers={"set-cookie": viewer.access.set_cookie("")})
 

@@ -65,7 +65,7 @@ class ViewConnection(H11Protocol):
 
     def _note_session(self) -> None:
         scope: Any = self.scope
-        if scope is not None and scope.get("fairtrial.data.session") is not None:
+        if scope is not None and scope.get("fairtrial.session") is not None:
             self._had_session = True
 
     def _is_anonymous(self) -> bool:

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairtrial import open_store
+from fairtrial.base.plugins import plugin_names
 from fairtrial.errors import DataError, StoreError
-from fairtrial.integrations.importers import IMPORTERS, load_importer
-from fairtrial.integrations.importers.storing import store_run, write_suite
 from fairtrial.integrations.model_server import HostedEvals
+from fairtrial.runs.imported import load_importer, store_run, write_suite
 from tests.integrations.importers.project import CRITERIA, ROWS, answers, eval_of, message, run_of, write_archive
 from tests.integrations.importers.test_foreign_code import FULL_WIDTH, SIMILAR, check_statements
 
@@ -167,7 +167,7 @@ def import_everything(format: str, path: Path, folder: Path) -> None:
 
 
 def test_every_format_is_covered() -> None:
-    assert set(FORMATS) == set(IMPORTERS)
+    assert set(FORMATS) == set(plugin_names("importers"))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -13,8 +13,8 @@ from fairtrial import open_store
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.openai_evals import OpenAIEvals
 from fairtrial.integrations.importers.records import fill, literal, source_of
-from fairtrial.integrations.importers.storing import store_run, write_suite
 from fairtrial.integrations.model_server import HostedEvals
+from fairtrial.runs.imported import store_run, write_suite
 from fairtrial.suites.loading import load_suite
 from tests.integrations.importers.project import CRITERIA, answers, eval_of, message, run_of, write_archive
 

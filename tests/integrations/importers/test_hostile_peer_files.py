@@ -12,8 +12,7 @@ from fairtrial import Dataset, open_store
 from fairtrial.base.foreign import SETTING
 from fairtrial.cli.app import invoke
 from fairtrial.errors import DataError, DatasetError
-from fairtrial.integrations.importers import load_importer
-from fairtrial.integrations.importers.storing import store_run, write_suite
+from fairtrial.runs.imported import load_importer, store_run, write_suite
 from tests.integrations.importers.test_arbitrary_fields import FORMATS, import_file, places, put
 
 PEERS = ("promptfoo", "pydantic-evals", "lm-eval")

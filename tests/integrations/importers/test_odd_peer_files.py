@@ -12,9 +12,7 @@ import pytest
 
 from fairtrial import EvalReport, EvalResult, open_store
 from fairtrial.errors import DataError
-from fairtrial.integrations.importers import load_importer
-from fairtrial.integrations.importers.records import Import, merge_suites
-from fairtrial.integrations.importers.storing import store_run
+from fairtrial.runs.imported import Import, load_importer, merge_suites, store_run
 from fairtrial.store.protocol import RunRecord, RunStore
 
 FILES = Path(__file__).with_name("files")

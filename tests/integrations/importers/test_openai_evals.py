@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, compare, exact_match, open_store, task
+from fairtrial.base.plugins import plugin_names
 from fairtrial.errors import DataError, DatasetError
-from fairtrial.integrations.importers import IMPORTERS, detect_format, load_importer
 from fairtrial.integrations.importers.openai_evals import OpenAIEvals
-from fairtrial.integrations.importers.storing import store_run, write_suite
 from fairtrial.integrations.model_server import HostedEvals
+from fairtrial.runs.imported import detect_format, load_importer, store_run, write_suite
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.suites.loading import load_suite
 from tests.integrations.importers.project import (
@@ -495,7 +495,7 @@ def test_every_importer_can_be_loaded_and_recognizes_its_own(tmp_path: Path) -> 
     assert detect_format(tmp_path) is None
     write_archive(small_project(), tmp_path)
     assert detect_format(tmp_path) == "openai-evals"
-    for name in IMPORTERS:
+    for name in plugin_names("importers"):
         assert load_importer(name).recognizes(tmp_path) is (name == "openai-evals")
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalReport, EvalResult, PromptExecuted, ToolInvoked, open_store
-from fairtrial.integrations.importers import detect_format, load_importer
-from fairtrial.integrations.importers.storing import store_run
+from fairtrial.runs.imported import detect_format, load_importer, store_run
 from fairtrial.store.protocol import RunRecord, RunStore
 
 FILES = Path(os.environ.get("FAIRTRIAL_PEER_FILES") or Path(__file__).with_name("files"))
@@ -253,7 +252,7 @@ def test_a_second_import_adds_nothing(store: RunStore) -> None:
 
 
 def test_the_dataset_of_an_import_can_be_loaded(store: RunStore, tmp_path: Path) -> None:
-    from fairtrial.integrations.importers.storing import write_suite
+    from fairtrial.runs.imported import write_suite
 
     (suite,) = load_importer("promptfoo").read(file_of("promptfoo", "results.json")).suites
     ((path, _),) = write_suite(suite, tmp_path)

@@ -24,9 +24,8 @@ from fairtrial import (
 )
 from fairtrial.data.session.events import PromptExecuted
 from fairtrial.data.session.trajectory import ToolCall
-from fairtrial.integrations.importers import load_importer
-from fairtrial.integrations.importers.storing import store_run
 from fairtrial.integrations.inspect import write_log
+from fairtrial.runs.imported import load_importer, store_run
 
 
 def answer(question: str, ctx: TrialContext) -> str:

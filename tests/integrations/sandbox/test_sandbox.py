@@ -166,7 +166,7 @@ async def test_settings_and_broken_states_do_not_come_from_data() -> None:
             await box.serialize()
     for files in ("", "####", "eJwDAAAAAAE=", 3):
         with pytest.raises(EnvironmentMismatchError):
-            await Sandbox.deserialize({"env_kind": "fairtrial.integrations.sandbox", "version": "1", "files": files})
+            await Sandbox.deserialize({"env_kind": "fairtrial.sandbox", "version": "1", "files": files})
 
 
 async def test_tools_return_output_and_how_it_ended() -> None:

@@ -11,9 +11,8 @@ import pytest
 from fairtrial import EvalReport, EvalSuite, ToolInvoked, open_store, tool_called
 from fairtrial.data.session.events import TraceIncomplete
 from fairtrial.errors import DataError
-from fairtrial.integrations.importers import detect_format, load_importer
-from fairtrial.integrations.importers.storing import store_run, write_suite
 from fairtrial.integrations.tracing.importing import UNSCORED, OtlpTraces
+from fairtrial.runs.imported import detect_format, load_importer, store_run, write_suite
 from fairtrial.scoring import token_usage_under
 from tests.integrations.tracing.test_receive import App, protobuf
 

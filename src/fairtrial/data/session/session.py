@@ -35,7 +35,7 @@ from fairtrial.data.session.views import (
 )
 from fairtrial.errors import CodecError, SessionError
 
-log = logging.getLogger("fairtrial.data.session")
+log = logging.getLogger("fairtrial.session")
 
 type Handler[T] = Callable[[T], object]
 

@@ -20,10 +20,6 @@ from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoke
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.records import (
-    Import,
-    ImportedRun,
-    ImportedSuite,
-    ImportedTrial,
     ScoreRanges,
     SourceScore,
     as_document,
@@ -43,6 +39,7 @@ from fairtrial.integrations.importers.records import (
     suite_name,
     usage_of,
 )
+from fairtrial.runs.imported import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.trials.result import Outcome, Stage
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")

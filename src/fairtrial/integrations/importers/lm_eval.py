@@ -20,10 +20,6 @@ from fairtrial.data.index import placed, read_lines
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.integrations.importers.records import (
-    Import,
-    ImportedRun,
-    ImportedSuite,
-    ImportedTrial,
     ScoreRanges,
     SourceScore,
     as_mapping,
@@ -37,6 +33,7 @@ from fairtrial.integrations.importers.records import (
     reference,
     suite_name,
 )
+from fairtrial.runs.imported import Import, ImportedRun, ImportedSuite, ImportedTrial
 
 type Row = dict[str, Any]
 

@@ -24,10 +24,6 @@ from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.integrations.importers.openai_graders import reference_key, suite_code, translate, unused
 from fairtrial.integrations.importers.records import (
-    Import,
-    ImportedRun,
-    ImportedSuite,
-    ImportedTrial,
     as_mapping,
     as_number,
     as_objects,
@@ -38,6 +34,7 @@ from fairtrial.integrations.importers.records import (
     suite_name,
     usage_of,
 )
+from fairtrial.runs.imported import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.scoring.score import Metric, Score, mean_value, merge
 from fairtrial.trials.result import Outcome, Stage
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.records import (
-    TranslatedGrader,
     as_number,
     as_text,
     fill,
@@ -22,6 +21,7 @@ from fairtrial.integrations.importers.records import (
     replace_names,
     source_of,
 )
+from fairtrial.runs.imported import TranslatedGrader
 
 _FIELD = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 _ITEM = re.compile(r"item((?:\.\w+|\[[0-9]{1,9}\]){1,20})")

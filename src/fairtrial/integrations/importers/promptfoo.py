@@ -19,10 +19,6 @@ from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.openai_graders import unused
 from fairtrial.integrations.importers.records import (
-    Import,
-    ImportedRun,
-    ImportedSuite,
-    ImportedTrial,
     ScoreRanges,
     SourceScore,
     as_mapping,
@@ -39,6 +35,7 @@ from fairtrial.integrations.importers.records import (
     suite_name,
     usage_of,
 )
+from fairtrial.runs.imported import Import, ImportedRun, ImportedSuite, ImportedTrial
 
 type Row = dict[str, Any]
 

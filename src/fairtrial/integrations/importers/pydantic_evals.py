@@ -16,10 +16,6 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.records import (
-    Import,
-    ImportedRun,
-    ImportedSuite,
-    ImportedTrial,
     ScoreRanges,
     SourceScore,
     as_mapping,
@@ -35,6 +31,7 @@ from fairtrial.integrations.importers.records import (
     suite_name,
     usage_of,
 )
+from fairtrial.runs.imported import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.trials.result import Outcome, Stage
 
 

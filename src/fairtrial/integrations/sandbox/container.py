@@ -136,7 +136,7 @@ def run_arguments(engine: str, settings: SandboxSettings, name: str) -> list[str
         "--name",
         name,
         "--label",
-        "fairtrial.integrations.sandbox=1",
+        "fairtrial.sandbox=1",
     ]
     argv += ["--network", "bridge" if settings.network else "none"]
     argv += ["--user", _USER, "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only"]

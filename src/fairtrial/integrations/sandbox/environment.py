@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Protocol, Self
 import anyio
 
 from fairtrial.base.foreign import ExpansionBudget, expand, limit_factor
+from fairtrial.base.plugins import load_plugin
 from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError
 from fairtrial.integrations.sandbox.settings import (
     MIB,
@@ -62,26 +63,9 @@ class SandboxBackend(Protocol):
 
 def backend_of(settings: SandboxSettings) -> SandboxBackend:
     """Return the backend of a kind. There is no fallback from one kind to another."""
-    kind = settings.kind
-    if kind == "bwrap":
-        from fairtrial.integrations.sandbox.bwrap import BwrapBackend
-
-        return BwrapBackend(settings)
-    if kind in ("docker", "podman"):
-        from fairtrial.integrations.sandbox.container import ContainerBackend
-
-        return ContainerBackend(settings)
-    if kind.startswith("inspect:"):
-        from fairtrial.integrations.sandbox.container import InspectBackend
-
-        return InspectBackend(settings)
-    if kind == "unsafe-local":
-        from fairtrial.integrations.sandbox.container import LocalBackend
-
-        return LocalBackend(settings)
-    raise ConfigurationError(
-        f"the kind of a sandbox must be bwrap, docker, podman, inspect:NAME or unsafe-local (got {kind!r})"
-    )
+    kind = load_plugin("sandboxes", settings.kind.partition(":")[0], "the kind of a sandbox")
+    backend: SandboxBackend = kind(settings)
+    return backend
 
 
 class Sandbox:
@@ -105,7 +89,7 @@ class Sandbox:
         image: The image of a container; for docker and podman.
     """
 
-    env_kind = "fairtrial.integrations.sandbox"
+    env_kind = "fairtrial.sandbox"
     version = "1"
     defaults: ClassVar[SandboxSettings] = SandboxSettings()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fairtrial.trials.result import EvalResult
 
 
-_log = logging.getLogger("fairtrial.integrations.tracing")
+_log = logging.getLogger("fairtrial.tracing")
 _log.addFilter(RedactingFilter())  # A server's answer may repeat a header.
 _BATCH = 256  # Trials in one request.
 _IDLE_SECONDS = 1.0  # How long a trial waits for others at most before it is sent.

@@ -18,10 +18,11 @@ from fairtrial.data.session.events import PromptExecuted, TokenUsage, TraceIncom
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.data.session.views import Envelope, kind_of
 from fairtrial.errors import CodecError, DataError
-from fairtrial.integrations.importers.records import Import, ImportedRun, ImportedSuite, ImportedTrial, fill, source_of
+from fairtrial.integrations.importers.records import fill, source_of
 from fairtrial.integrations.tracing.dialects import decoded
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedLog, ReceivedSpan, parse_logs, parse_traces
+from fairtrial.runs.imported import Import, ImportedRun, ImportedSuite, ImportedTrial
 
 UNSCORED = "imported without a score: score it with `fairtrial rescore`"
 _JSON_SUFFIXES = (".jsonl", ".json")

@@ -34,7 +34,7 @@ from fairtrial.reports.render.safe_text import lines, plain, shown, whole
 from fairtrial.store.export import ExportFormat, export_results, opened
 from fairtrial.trials.result import EvalResult
 
-REPORT_FORMAT = "fairtrial.reports/1"
+REPORT_FORMAT = "fairtrial.report/1"
 _ERROR_GROUPS = 20
 
 

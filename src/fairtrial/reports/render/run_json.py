@@ -1,6 +1,6 @@
 """The JSON of a run, in reports and in lists of runs.
 
-`listed_run` is an entry of `fairtrial.runs/1`, what commands list; `report_run` is the head of `fairtrial.reports/1`.
+`listed_run` is an entry of `fairtrial.runs/1`, what commands list; `report_run` is the head of `fairtrial.report/1`.
 They were given different forms for times (text in UTC, or seconds) and for the dataset (an object, or fields beside
 the others), which stay as they are until a new version of a format. All other fields are made once, in `_shared`.
 """

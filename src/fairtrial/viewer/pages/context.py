@@ -233,13 +233,13 @@ class Viewer:
     @staticmethod
     def visitor(request: Request) -> Visitor:
         """Return whose request it is."""
-        found = request.scope.get("fairtrial.data.session")
+        found = request.scope.get("fairtrial.session")
         return Visitor("") if found is None else found[0]
 
     @staticmethod
     def form_secret(request: Request) -> str:
         """Return the value that the forms of this session carry."""
-        found = request.scope.get("fairtrial.data.session")
+        found = request.scope.get("fairtrial.session")
         return Access.form_secret("" if found is None else found[1])
 
     async def state_of(self, run: RunRecord) -> tuple[Any, ...]:
