@@ -250,7 +250,7 @@ def documented() -> dict[str, list[str]]:
     text = PAGE.read_text(encoding="utf-8").partition("## Where there is nothing to score")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in text.splitlines() if line[:1] == "|"]
     assert tuple(rows[0][1:]) == CASES
-    return {cells[0].strip("`"): cells[1:] for cells in rows[2:]}
+    return {name.strip("`"): cells[1:] for cells in rows[2:] for name in cells[0].split(", ")}
 
 
 NAMES = [pytest.param(name, marks=pytest.mark.bwrap) if name == "runs_tests" else name for name in MADE]
@@ -258,7 +258,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.bwrap) if name == "runs_tests" els
 
 def test_every_built_in_evaluator_is_tried() -> None:
     assert set(public_evaluators()) == {*MADE, *COMBINATIONS}
-    assert list(documented()) == list(MADE)
+    assert set(documented()) == set(MADE)
 
 
 def test_evaluators_that_compute_little_are_called_on_the_event_loop_and_slow_ones_are_not() -> None:
