@@ -62,6 +62,7 @@ def served(url: str) -> Iterator[None]:
 
 async def main_loop(connection: RedisConnection | PostgresConnection, count: int) -> list[float]:
     """Request to reply, in milliseconds."""
+    from fairtrial.fleet.worker.config import EvalLoopConfig
     from fairtrial.fleet.worker.remote import RemoteMainLoop
 
     requests = mailbox_of(connection, "main", MainLoopRequest)
@@ -69,7 +70,7 @@ async def main_loop(connection: RedisConnection | PostgresConnection, count: int
         key = TrialKey("run", "baseline", "s")
         context = TrialContext(key, Sample("s", "x"), Experiment(), Session())
         took = []
-        async with RemoteMainLoop(requests, replies, timeout_seconds=60) as remote:
+        async with RemoteMainLoop(requests, replies, EvalLoopConfig(mainloop_timeout=60)) as remote:
             for _ in range(count):
                 began = time.perf_counter()
                 await remote.ask("x" * 500, context)

@@ -14,8 +14,7 @@ from fairtrial.errors import MailboxError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import Broker
 from fairtrial.fleet.worker.config import LoopCounters
-from fairtrial.fleet.worker.one_transaction import delivery_to
-from fairtrial.fleet.worker.outbox import Delivery
+from fairtrial.fleet.worker.outbox import Delivery, delivery_to
 from fairtrial.mailbox.protocol import Message
 
 

@@ -28,8 +28,7 @@ from fairtrial.fleet import EvalLoopConfig, EvalReply, EvalRequest, PostgresBrok
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.worker import one_transaction
 from fairtrial.fleet.worker.config import LoopCounters
-from fairtrial.fleet.worker.one_transaction import OneTransaction, delivery_to
-from fairtrial.fleet.worker.outbox import ToSender
+from fairtrial.fleet.worker.outbox import OneTransaction, ToSender, delivery_to
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
 from fairtrial.mailbox.postgres import connection as connections
 from fairtrial.mailbox.protocol import Message

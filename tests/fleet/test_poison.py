@@ -169,9 +169,8 @@ class TestAlone:
             asyncio.run(emit_answers(one, requests))
 
         runner = IsolatedRunner()
-        pool = SuspectPool(
-            execute, runner, processes=2, concurrency=6, limit_seconds=600, buffer_seconds=1, stall_seconds=1
-        )
+        config = EvalLoopConfig(concurrency=6, isolated_processes=2, buffer_seconds=1, lease_seconds=1)
+        pool = SuspectPool(execute, runner, config, limit_seconds=600)
         stalled, *others = (asyncio.create_task(pool.run(request)) for request in (b"stall", b"1", b"2"))
         with anyio.fail_after(30):
             assert await asyncio.gather(*others) == [b"1", b"2"]

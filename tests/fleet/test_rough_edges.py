@@ -228,9 +228,8 @@ class TestSuspects:
     async def test_a_child_that_answers_nonsense_is_an_error(self) -> None:
         runner = IsolatedRunner()
         nonsense = lambda requests: emit("nonsense")  # noqa: E731 - by value
-        pool = SuspectPool(
-            nonsense, runner, processes=1, concurrency=1, limit_seconds=60, buffer_seconds=1, stall_seconds=60
-        )
+        config = EvalLoopConfig(concurrency=1, isolated_processes=1, buffer_seconds=1)
+        pool = SuspectPool(nonsense, runner, config, limit_seconds=60)
         with pytest.raises(CodecError):
             await pool.run(b"")
         runner.close()

@@ -14,7 +14,7 @@ import pytest
 
 from fairtrial import Experiment, exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig
-from fairtrial.fleet.worker.config import LoopCounters
+from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.worker import Worker
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
@@ -89,18 +89,8 @@ async def test_where_nothing_better_is_known_such_a_message_has_failed() -> None
     mailbox: InMemoryMailbox[int] = InMemoryMailbox("q", int)
     await mailbox.send(1)
     counters = LoopCounters()
-    worker = Worker(
-        mailbox,
-        stubborn,
-        concurrency=1,
-        lease_seconds=60,
-        hold_seconds=0.05,
-        wait_seconds=0.1,
-        drain_seconds=0,
-        stall_seconds=None,
-        policy=QUICK,
-        counters=counters,
-    )
+    config = LoopConfig(concurrency=1, wait_seconds=0.1, drain_seconds=0, dlq=QUICK)
+    worker = Worker(mailbox, stubborn, config, counters, hold_seconds=0.05)
     await worker.run(max_iterations=1)
     released.set()
     assert (counters.hung, counters.retried) == (1, 1)

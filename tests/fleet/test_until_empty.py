@@ -63,7 +63,7 @@ async def test_a_worker_waits_for_what_is_in_flight_at_another_and_does_it_if_it
 async def test_work_that_arrives_within_the_stated_time_is_done_and_the_time_begins_again(boxes: Boxes) -> None:
     loop = worker(boxes, empty_seconds=1.5)
     running = asyncio.create_task(loop.run(until_empty=True))
-    await until(lambda: loop._worker._receiver._empty_since is not None)
+    await until(lambda: loop._worker._empty_since is not None)
     await asyncio.sleep(0.5)
     await boxes[0].send(request(1))
     await until(lambda: loop.counters.finished == 1)
@@ -91,10 +91,10 @@ async def test_an_unreachable_queue_is_not_an_empty_one(tmp_path: Path) -> None:
         ):
             loop = worker((requests, results), empty_seconds=2.0)
             running = asyncio.create_task(loop.run(until_empty=True))
-            await until(lambda: loop._worker._receiver._empty_since is not None)
+            await until(lambda: loop._worker._empty_since is not None)
             await asyncio.to_thread(server.kill)
             await until(lambda: loop.counters.receive_errors > 0)
-            assert loop._worker._receiver._empty_since is None
+            assert loop._worker._empty_since is None
             await asyncio.to_thread(server.start)
             await requests.send(request(3))
             await asyncio.wait_for(running, 30)

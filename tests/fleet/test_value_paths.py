@@ -26,6 +26,7 @@ from fairtrial.store.portable import save_run
 from fairtrial.suites.worker import run_worker
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.run_trial import run_trial, score_again
+from fairtrial.trials.task import resolve_task
 from tests.fleet import value_kinds
 from tests.fleet.value_kinds import DAY, KINDS
 from tests.trials.build import rules
@@ -331,12 +332,12 @@ async def test_workers_use_the_suites_own_samples_where_names_are_ambiguous(tmp_
 async def test_two_hops_give_the_values_of_one(reference: Mapping[str, Verdict]) -> None:
     for name, kind, _ in KINDS_HERE:
         main = MainLoop(annotated(kind))
-        main._executor.resolve()
+        main._resolved = resolve_task(main)
         for sample in SAMPLES[name]:
             if sample.id.startswith("JSON"):
                 continue  # A MainLoop reads JSON as its input type, for callers that have no types.
             sent = MainLoopRequest.from_wire(MainLoopRequest(sample.input).to_wire())
-            answer = type(reply := await main._executor.answer(sent)).from_wire(reply.to_wire())
+            answer = type(reply := await main._answer_request(sent)).from_wire(reply.to_wire())
             assert answer.error is None or reference[sample.id][0] == "task_error", (sample.id, answer.error)
             assert answer.type_name == EvalRequest(sample=sample).type_names[0], sample.id
 

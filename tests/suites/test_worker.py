@@ -345,9 +345,8 @@ async def test_a_suspect_is_not_dead_lettered_because_its_process_could_not_begi
     (tmp_path / "alone_suite.py").write_text(text)
     runner = IsolatedRunner()
     execute = partial(execute_suspects, str(tmp_path / "alone_suite.py"))
-    pool = SuspectPool(
-        execute, runner, processes=1, concurrency=1, limit_seconds=60, buffer_seconds=1, stall_seconds=60
-    )
+    config = EvalLoopConfig(concurrency=1, isolated_processes=1, buffer_seconds=1)
+    pool = SuspectPool(execute, runner, config, limit_seconds=60)
     request = EvalRequest(TrialKey("run", "baseline", "s"), Sample("s", 1, 1))
     try:
         if not fault:

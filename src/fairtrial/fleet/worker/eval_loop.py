@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic, Self
 
 from fairtrial.base.isolation import ChildDiedError
@@ -29,11 +28,10 @@ from fairtrial.fleet.worker.execution import (
     known_types,
 )
 from fairtrial.fleet.worker.jobs import Job
-from fairtrial.fleet.worker.one_transaction import delivery_to
-from fairtrial.fleet.worker.outbox import Outbox
+from fairtrial.fleet.worker.outbox import Outbox, delivery_to
 from fairtrial.fleet.worker.remote import RemoteMainLoop
 from fairtrial.fleet.worker.sessions import SessionStore
-from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
+from fairtrial.fleet.worker.worker import Worker, WorkerLoop
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.mailbox.server import ANNOUNCEMENT_SECONDS, announce
@@ -136,90 +134,11 @@ class WorkerAnnouncement:
             _log.debug("worker %s could not be announced: %s", self._worker, error)
 
 
-class RequestHandler:
-    """Handles requests for trials.
+class EvalLoop(WorkerLoop, Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have defaults
+    """Receives `EvalRequest`s, executes and scores each trial, delivers the result, then acknowledges the request.
 
         other code ──> handed back              nowhere to deliver to ──> dead letter
         suspected ──> executed in a child       all others ──> executed here
-
-    Args:
-        executor: Executes trials in this process.
-        suspects: Executes suspected poison messages in child processes.
-        outbox: Delivers results.
-        code: Detects requests made from other code.
-        config: Settings.
-        counters: The counters to update.
-        has_address: Whether results have a destination if a request has no `reply_to`.
-    """
-
-    def __init__(
-        self,
-        executor: TrialExecutor,
-        suspects: SuspectExecutor,
-        outbox: Outbox,
-        code: FingerprintCheck,
-        config: EvalLoopConfig,
-        counters: LoopCounters,
-        *,
-        has_address: bool,
-    ) -> None:
-        self._executor = executor
-        self._suspects = suspects
-        self._outbox = outbox
-        self._code = code
-        self._policy = config.dlq
-        self._counters = counters
-        self._has_address = has_address
-
-    async def handle(self, job: Job[EvalRequest]) -> None:
-        """Handle one request; the worker settles errors that this raises, according to its policy."""
-        message = job.message
-        if not self._code.matches(message.body):
-            await self._code.refuse(message)
-            return
-        if not self._has_address and message.reply_to is None:
-            # The result could not be delivered, so do not pay for it.
-            why = "the request names no mailbox for its result, and the worker has none"
-            await self._outbox.single.set_aside(message, why)
-            return
-        self._code.accept()
-        began = time.monotonic()
-        try:
-            if message.expiries and self._policy.treatment(message.expiries) == "run_isolated":
-                result = await self._suspects.run(job)
-            else:
-                result = await self._executor.run(message.body)
-        except (LeaseLostError, asyncio.CancelledError):
-            raise
-        except ChildDiedError as error:
-            self._counters.crashes += 1
-            await self._outbox.single.dead_letter(job, f"the trial crashes its process: {error}", error)
-            return
-        except BaseException as error:  # User code may raise anything, KeyboardInterrupt too.
-            if job.orphaned:
-                return
-            if self._policy.verdict(error, message.delivery_count) != "dead_letter":
-                raise
-            reason = f"given up after {message.delivery_count} deliveries: {error!r}"
-            await self._outbox.single.dead_letter(job, reason, error)
-            return
-        if job.orphaned:
-            return  # Too late: a timeout is being delivered as its result.
-        TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
-        job.executed()
-        if message.delivery_count > 1:
-            result = replace(result, metadata={**result.metadata, "deliveries": message.delivery_count})
-        self._outbox.put(job, result)
-
-    async def handle_late(self, job: Job[EvalRequest]) -> None:
-        """Deliver a timeout for a trial whose code ignored its cancellation."""
-        seconds = self._executor.rules.longest_seconds
-        text = f"the trial did not end within {seconds:g} s and ignored its cancellation"
-        self._outbox.put(job, failed(job.message.body, "timeout", "task", text))
-
-
-class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have defaults
-    """Receives `EvalRequest`s, executes and scores each trial, delivers the result, then acknowledges the request.
 
     Exactly one of `rules`, `loop` and `mainloop_requests` is required; the last two also require an evaluator. No
     error in a request, user code, a mailbox or a store ends the loop.
@@ -269,7 +188,8 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
         if (evaluator is None) is (rules is None):
             raise ConfigurationError("EvalLoop requires an evaluator unless rules are given")
         bind_body_type(requests, EvalRequest)
-        self.config = settings = config or EvalLoopConfig()
+        self.config: EvalLoopConfig = config or EvalLoopConfig()
+        settings = self.config
         self.name = name or f"{socket.gethostname()}.{os.getpid()}.{new_id()[:6]}"
         self.counters = counters = LoopCounters()
         self._requests = requests
@@ -280,12 +200,11 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
             self._remote = RemoteMainLoop(
                 mainloop_requests,
                 replies,
+                settings,
                 worker=self.name,
-                timeout_seconds=settings.mainloop_timeout,
                 sessions=sessions,
                 output_type=output_type,
                 evaluator=evaluator,
-                seed=settings.seed,
             )
         types = (input_type, expected_type)
         if rules is None:
@@ -296,82 +215,71 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
         self._suspects = SuspectExecutor(self._executor, settings, counters, isolated)
         self._announcement = WorkerAnnouncement(requests, self.name, settings)
         self._delivery = delivery_to(results, requests, counters)
-        handler = RequestHandler(
-            self._executor,
-            self._suspects,
-            Outbox(self._delivery, requests, self.name, settings, counters),
-            FingerprintCheck(settings, counters, lambda seconds: self._worker.pause(seconds)),
-            settings,
-            counters,
-            has_address=results is not None,
+        self._outbox = Outbox(self._delivery, requests, self.name, settings, counters)
+        self._has_address = results is not None
+        longest = settings.hold_seconds(self._executor.rules.longest_seconds, "a trial with its scoring")
+        self._worker: Worker[EvalRequest] = Worker(
+            requests, self._handle, settings, counters, hold_seconds=longest, handle_late=self._handle_late
         )
-        self._worker: Worker[EvalRequest] = worker_from_config(
-            requests,
-            handler.handle,
-            settings,
-            counters,
-            hold_seconds=settings.hold_seconds(self._executor.rules.longest_seconds, "a trial with its scoring"),
-            handle_late=handler.handle_late,
-        )
+        self._code = FingerprintCheck(settings, counters, self._worker.pause)
 
     def __repr__(self) -> str:
         return f"<EvalLoop {self.name} on {self._requests.name}>"
 
-    @property
-    def beat(self) -> float:
-        """The time of the last heartbeat on the clock `time.monotonic()`: about once a second while the loop runs."""
-        return self._worker.beat
-
-    @property
-    def running(self) -> bool:
-        """Whether `run` is in progress."""
-        return self._worker.running
-
-    @property
-    def ready(self) -> bool:
-        """Whether `run` is in progress and has reached its mailbox."""
-        return self._worker.ready
-
-    def stop(self) -> None:
-        """Receive no more and end: work in flight may finish within `drain_seconds`, the rest is handed back.
-
-        May be called from any thread, and from a signal handler.
-        """
-        self._worker.stop()
-
-    def hurry(self) -> None:
-        """Receive no more and end now: work in flight is cancelled and handed back, as after a second signal."""
-        self._worker.hurry()
-
-    async def run(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
-        """Work until stopped.
-
-        Args:
-            max_iterations: End after this many iterations. An iteration waits up to `wait_seconds` for work, executes
-                all messages that are in the mailbox by then, `concurrency` at a time, and leaves later messages to the
-                next iteration. So `max_iterations=1` after `submit_dataset` executes the whole dataset.
-            until_empty: End when the mailbox is empty and no message is in flight or waiting for a retry, on any
-                worker, and this has been so for `empty_seconds`. Unlike an iteration, this includes messages sent
-                meanwhile and does not wait for the first one.
-        """
-        async with AsyncExitStack() as stack:
-            stack.enter_context(log_fields(worker=self.name))
-            if self._remote is not None:
-                await stack.enter_async_context(self._remote)
-            stack.callback(self._executor.rules.isolated.close)
-            stack.callback(self._delivery.close)
-            await stack.enter_async_context(self._announcement)
-            await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
-
-    def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
-        """Call `run` from synchronous code. SIGTERM and Ctrl-C call `stop`, a second signal `hurry`; then this returns.
-
-        Signals are handled only in the main thread, and only if the program has no handlers of its own. After Ctrl-C
-        this raises KeyboardInterrupt.
-        """
-        call = partial(self.run, max_iterations=max_iterations, until_empty=until_empty)
-        run_interruptibly(call, self.stop, self.hurry, self.config.drain_seconds)
+    async def _open_resources(self, stack: AsyncExitStack) -> None:
+        stack.enter_context(log_fields(worker=self.name))
+        if self._remote is not None:
+            await stack.enter_async_context(self._remote)
+        stack.callback(self._executor.rules.isolated.close)
+        stack.callback(self._delivery.close)
+        await stack.enter_async_context(self._announcement)
 
     async def execute(self, request: EvalRequest) -> EvalResult:
         """Execute and score one request in this process."""
         return await self._executor.execute(request)
+
+    async def _handle(self, job: Job[EvalRequest]) -> None:
+        """Handle one request; the worker settles errors that this raises, according to its policy."""
+        message = job.message
+        if not self._code.matches(message.body):
+            await self._code.refuse(message)
+            return
+        if not self._has_address and message.reply_to is None:
+            # The result could not be delivered, so do not pay for it.
+            why = "the request names no mailbox for its result, and the worker has none"
+            await self._outbox.set_aside(message, why)
+            return
+        self._code.accept()
+        began = time.monotonic()
+        try:
+            if message.expiries and self.config.dlq.treatment(message.expiries) == "run_isolated":
+                result = await self._suspects.run(job)
+            else:
+                result = await self._executor.run(message.body)
+        except (LeaseLostError, asyncio.CancelledError):
+            raise
+        except ChildDiedError as error:
+            self.counters.crashes += 1
+            await self._outbox.dead_letter(job, f"the trial crashes its process: {error}", error)
+            return
+        except BaseException as error:  # User code may raise anything, KeyboardInterrupt too.
+            if job.orphaned:
+                return
+            if self.config.dlq.verdict(error, message.delivery_count) != "dead_letter":
+                raise
+            reason = f"given up after {message.delivery_count} deliveries: {error!r}"
+            await self._outbox.dead_letter(job, reason, error)
+            return
+        if job.orphaned:
+            return  # Too late: a timeout is being delivered as its result.
+        TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
+        job.executed()
+        if message.delivery_count > 1:
+            result = replace(result, metadata={**result.metadata, "deliveries": message.delivery_count})
+        self._outbox.put(job, result)
+
+    async def _handle_late(self, job: Job[EvalRequest]) -> None:
+        """Deliver a timeout for a trial whose code ignored its cancellation."""
+        seconds = self._executor.rules.longest_seconds
+        text = f"the trial did not end within {seconds:g} s and ignored its cancellation"
+        self._outbox.put(job, failed(job.message.body, "timeout", "task", text))

@@ -19,7 +19,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import Session
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
-from fairtrial.fleet.worker.config import EvalLoopConfig, LoopCounters
+from fairtrial.fleet.worker.config import EvalLoopConfig, LoopConfig, LoopCounters
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.remote import RemoteMainLoop, input_type_name, transport_problem
 from fairtrial.scoring.evaluator import resolve
@@ -53,30 +53,21 @@ class SuspectPool:
     Args:
         execute: Called in a child with several requests.
         runner: Runs the child processes.
-        processes: Number of child processes at once.
-        concurrency: Number of requests at once, in all child processes together.
+        config: Settings: `concurrency` is the number of requests at once, in all `isolated_processes` together.
+            `buffer_seconds` is additional time for a child process, for its start and for delays. A child with several
+            requests is killed if its interpreter is stalled for `lease_seconds`.
         limit_seconds: Time limit for one request.
-        buffer_seconds: Additional time for a child process, for its start and for delays.
-        stall_seconds: A child with several requests is killed if its interpreter is stalled for this long.
     """
 
     def __init__(
-        self,
-        execute: ExecuteInChild,
-        runner: IsolatedRunner,
-        *,
-        processes: int,
-        concurrency: int,
-        limit_seconds: float,
-        buffer_seconds: float,
-        stall_seconds: float,
+        self, execute: ExecuteInChild, runner: IsolatedRunner, config: LoopConfig, limit_seconds: float
     ) -> None:
         self._execute = execute
         self._runner = runner
-        self._processes = processes
-        self._group_size = -(-concurrency // processes)
-        self._limit = limit_seconds + buffer_seconds
-        self._silence = max(stall_seconds, _LEAST_SILENCE)
+        self._processes = config.isolated_processes
+        self._group_size = -(-config.concurrency // config.isolated_processes)
+        self._limit = limit_seconds + config.buffer_seconds
+        self._silence = max(config.lease_seconds, _LEAST_SILENCE)
         self._silence_alone = max(self._silence, limit_seconds)
         self._waiting: list[_Suspect] = []
         self._busy = 0
@@ -393,15 +384,7 @@ class SuspectExecutor:
         self._loads_in_child = load_in_child is not None
         self._trial_seconds = executor.rules.longest_seconds
         self._in_hand = 0
-        self.pool = SuspectPool(
-            load_in_child or execute_trials,
-            executor.rules.isolated,
-            processes=config.isolated_processes,
-            concurrency=config.concurrency,
-            limit_seconds=self._trial_seconds,
-            buffer_seconds=config.buffer_seconds,
-            stall_seconds=config.lease_seconds,
-        )
+        self.pool = SuspectPool(load_in_child or execute_trials, executor.rules.isolated, config, self._trial_seconds)
 
     async def run(self, job: Job[EvalRequest]) -> EvalResult:
         """Execute a suspected trial.

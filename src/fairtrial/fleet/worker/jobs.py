@@ -1,4 +1,4 @@
-"""The jobs of a worker: begun, leased, settled; its states."""
+"""The jobs of a worker: started, leased, settled."""
 
 from __future__ import annotations
 
@@ -15,60 +15,12 @@ from fairtrial.base.offload import orphan
 from fairtrial.errors import ConfigurationError, FairtrialError, LeaseLostError
 from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
 from fairtrial.mailbox.lease import Lease, LeaseExtender
-from fairtrial.mailbox.protocol import DLQPolicy, Message
+from fairtrial.mailbox.protocol import Message
 from fairtrial.mailbox.server import RETURN_SECONDS
 from fairtrial.runs.events import trial_fields
 from fairtrial.trials.context import TrialKey
 
 _log = logging.getLogger("fairtrial.fleet")
-
-
-class MessageSettler:
-    """Settles messages that their handler did not settle. Never raises.
-
-    Args:
-        mailbox: The name of their mailbox, for the log.
-        policy: When to retry, and when to give up.
-        counters: The counters to update.
-    """
-
-    def __init__(self, mailbox: str, policy: DLQPolicy, counters: LoopCounters) -> None:
-        self._mailbox = mailbox
-        self._policy = policy
-        self._counters = counters
-
-    def record_loss(self, message: Message[Any]) -> None:
-        """Count a message whose lease was lost; this worker can no longer settle it."""
-        self._counters.lease_losses += 1
-        _log.warning("lost the lease of message %s of %s", message.id, self._mailbox, extra=message_fields(message))
-
-    async def hand_back(self, message: Message[Any]) -> None:
-        """Return an unfinished message, so that another worker receives it at once."""
-        self._counters.handed_back += 1
-        await self._settle(message.hand_back)
-
-    async def fail(self, message: Message[Any], error: BaseException) -> None:
-        """Return a message for a retry, or make it a dead letter, after its handler failed."""
-        named, fields = (message.id, self._mailbox), message_fields(message)
-        if message.settled:
-            _log.error("error after message %s of %s was settled: %r", *named, error, extra=fields)
-        elif self._policy.verdict(error, message.delivery_count) == "dead_letter":
-            self._counters.dead_lettered += 1
-            _log.error("dead-lettering message %s of %s: %r", *named, error, extra=fields)
-            await self._settle(lambda: message.dead_letter(str(error), error=type(error).__name__))
-        else:
-            self._counters.retried += 1
-            delay = self._policy.delay(message.delivery_count)
-            _log.warning("message %s of %s will be redelivered in %.1f s: %r", *named, delay, error, extra=fields)
-            await self._settle(lambda: message.nack(delay))
-
-    async def _settle(self, settle: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await retry_while_unavailable(
-                settle, f"settling a message of {self._mailbox}", _log, seconds=RETURN_SECONDS
-            )
-        except Exception as error:
-            _log.warning("a message of %s will be redelivered when its lease expires: %s", self._mailbox, error)
 
 
 def message_fields(message: Message[Any]) -> dict[str, Any]:
@@ -77,29 +29,21 @@ def message_fields(message: Message[Any]) -> dict[str, Any]:
     return trial_fields(key, getattr(message.body, "attempt", None)) if isinstance(key, TrialKey) else {}
 
 
-type WorkerPhase = Literal["idle", "receiving", "draining", "handing_back"]
-
-
 class WorkerLifecycle:
-    """The state machine of a worker: idle -> receiving -> draining -> handing_back -> idle.
+    """Whether a worker runs, and whether it was requested to end.
 
-    A stop may be requested in any phase, also before `run`, and from any thread. It ends `receiving` and limits the
-    duration of `draining`; a request to hurry ends draining too. Tasks that wait for a free slot, for jobs to end or
+    A stop may be requested at any time, also before `run`, and from any thread. It ends receiving and limits the
+    duration of draining; a request to hurry ends draining too. Tasks that wait for a free slot, for jobs to end or
     for a pause to be over wait for a change here.
     """
 
     def __init__(self) -> None:
-        self.phase: WorkerPhase = "idle"
+        self.running = False
         self.stop_requested = False
         self.hurry_requested = False
         self.stopped: asyncio.Future[None]  # Done once a stop is requested, for `asyncio.wait`.
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether `run` is in progress."""
-        return self.phase != "idle"
 
     def start(self) -> None:
         """Start receiving. A stop that was requested earlier still applies."""
@@ -108,20 +52,11 @@ class WorkerLifecycle:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self.stopped = self._loop.create_future()
-        self.phase = "receiving"
-
-    def drain(self) -> None:
-        """Stop receiving; jobs in progress may finish."""
-        self.phase = "draining"
-
-    def hand_back(self) -> None:
-        """Cancel jobs in progress; their messages are handed back."""
-        self.phase = "handing_back"
+        self.running = True
 
     def end(self) -> None:
         """Clear the request to stop, so that the worker can run again."""
-        self.phase = "idle"
-        self.stop_requested = self.hurry_requested = False
+        self.running = self.stop_requested = self.hurry_requested = False
         self._loop = None
 
     def request_stop(self) -> None:
@@ -238,38 +173,35 @@ class Job[T]:
 
 
 class JobSet[T]:
-    """The jobs in progress.
+    """The jobs in progress. Messages that their handler did not settle are settled here, which never raises.
 
     Args:
+        mailbox: The name of the mailbox of their messages, for the log.
         lifecycle: Notified when a job ends and when a slot is free.
-        settler: Settles messages that their handler did not settle.
+        config: Settings.
         counters: The counters to update.
-        slots: Number of jobs executed at once.
-        lease_seconds: The duration of each renewal.
         hold_seconds: How long leases are renewed by default; see `Job.keep_until`.
-        stall_seconds: See `LeaseExtender`.
+        handle_late: Settles the message of a job whose task ignored its cancellation, in a separate task.
     """
 
     def __init__(
         self,
+        mailbox: str,
         lifecycle: WorkerLifecycle,
-        settler: MessageSettler,
+        config: LoopConfig,
         counters: LoopCounters,
-        *,
-        slots: int,
-        lease_seconds: float,
         hold_seconds: float,
-        stall_seconds: float | None,
+        handle_late: Handler[T],
     ) -> None:
+        self._mailbox = mailbox
         self._lifecycle = lifecycle
-        self._settler = settler
+        self._config = config
         self._counters = counters
-        self._slots = slots
-        self._lease_seconds = lease_seconds
         self._hold_seconds = hold_seconds
-        self._stall_seconds = stall_seconds
+        self._handle_late = handle_late
         self._jobs: set[Job[T]] = set()
         self._executing = 0
+        self._orphaned: set[asyncio.Task[None]] = set()
         self._leases: LeaseExtender
 
     def __len__(self) -> int:
@@ -282,16 +214,18 @@ class JobSet[T]:
     def free_slots(self) -> int:
         """Return the number of messages that may be received."""
         # Undelivered results are bounded too: they must not accumulate.
-        return min(self._slots - self._executing, 2 * self._slots - len(self._jobs))
+        slots = self._config.concurrency
+        return min(slots - self._executing, 2 * slots - len(self._jobs))
 
     def open(self) -> None:
         """Start renewing leases."""
-        self._leases = LeaseExtender(lease_seconds=self._lease_seconds, stall_seconds=self._stall_seconds)
+        config = self._config
+        self._leases = LeaseExtender(lease_seconds=config.lease_seconds, stall_seconds=config.stall_seconds)
 
     async def close(self) -> None:
         """Stop renewing leases; abandon jobs that have not ended."""
-        for job in self._jobs:
-            orphan(job.task)
+        for task in (*(job.task for job in self._jobs), *self._orphaned):
+            orphan(task)
         await self._leases.__aexit__()
 
     def add(self, messages: Sequence[Message[T]], handle: Handler[T], stage: JobStage = "executing") -> None:
@@ -317,14 +251,15 @@ class JobSet[T]:
             if job.orphaned:
                 pass
             elif job.lease.lost:
-                self._settler.record_loss(message)
+                self._record_loss(message)
             elif not message.settled:
-                await self._settler.hand_back(message)
+                self._counters.handed_back += 1
+                await self._settle(message.hand_back)  # So that another worker receives it at once.
         except LeaseLostError:
-            self._settler.record_loss(message)
+            self._record_loss(message)
         except BaseException as error:  # User code may raise anything, SystemExit too.
             if not job.orphaned:
-                await self._settler.fail(message, error)
+                await self._fail(message, error)
         finally:
             if job.task_state != "detached" and not job.orphaned:
                 self._release(job, "ended")
@@ -338,42 +273,11 @@ class JobSet[T]:
     def end(self, job: Job[T], *, lost: bool) -> None:
         """End a detached job."""
         if lost:
-            self._settler.record_loss(job.message)
+            self._record_loss(job.message)
         self._release(job, "ended")
 
-    def orphan(self, job: Job[T]) -> None:
-        """Abandon a job's task: free its slot and stop renewing its lease."""
-        self._release(job, "orphaned")
-
-    def _release(self, job: Job[T], stage: JobStage) -> None:
-        self._leases.release(job.lease)
-        self._jobs.discard(job)
-        self._counters.in_flight -= 1
-        if job.stage == "executing":
-            self._executing -= 1
-        job.stage = stage
-        self._lifecycle.notify()
-
-
-class OrphanedTasks[T]:
-    """Abandons tasks that ignored their cancellation: each would occupy its slot for ever.
-
-    Args:
-        jobs: The jobs in progress.
-        mailbox: The name of their mailbox, for the log.
-        counters: The counters to update.
-        handle: Settles the message of such a job, in a separate task.
-    """
-
-    def __init__(self, jobs: JobSet[T], mailbox: str, counters: LoopCounters, handle: Handler[T]) -> None:
-        self._jobs = jobs
-        self._mailbox = mailbox
-        self._counters = counters
-        self._handle = handle
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def check(self) -> None:
-        """Orphan jobs that were already overdue at the last check.
+    def orphan_overdue(self) -> None:
+        """Abandon the tasks of jobs that were already overdue at the last call: each would occupy its slot for ever.
 
         Not at the first one: an event loop that was stuck has yet to cancel the overdue tasks.
         """
@@ -397,17 +301,48 @@ class OrphanedTasks[T]:
             self._mailbox,
             extra=message_fields(message),
         )
-        self._tasks.add(job.task)
-        job.task.add_done_callback(self._tasks.discard)
+        self._orphaned.add(job.task)
+        job.task.add_done_callback(self._orphaned.discard)
         self._counters.hung += 1
-        self._jobs.orphan(job)
+        self._release(job, "orphaned")
         if not message.settled:
-            self._jobs.add([message], self._handle, stage="delivering")
+            self.add([message], self._handle_late, stage="delivering")
 
-    def close(self) -> None:
-        """Let the event loop end without waiting for orphaned tasks."""
-        for task in self._tasks:
-            orphan(task)
+    def _release(self, job: Job[T], stage: JobStage) -> None:
+        self._leases.release(job.lease)
+        self._jobs.discard(job)
+        self._counters.in_flight -= 1
+        if job.stage == "executing":
+            self._executing -= 1
+        job.stage = stage
+        self._lifecycle.notify()
+
+    def _record_loss(self, message: Message[T]) -> None:
+        """Count a message whose lease was lost; this worker can no longer settle it."""
+        self._counters.lease_losses += 1
+        _log.warning("lost the lease of message %s of %s", message.id, self._mailbox, extra=message_fields(message))
+
+    async def _fail(self, message: Message[T], error: BaseException) -> None:
+        """Return a message for a retry, or make it a dead letter, after its handler failed."""
+        named, fields, policy = (message.id, self._mailbox), message_fields(message), self._config.dlq
+        if message.settled:
+            _log.error("error after message %s of %s was settled: %r", *named, error, extra=fields)
+        elif policy.verdict(error, message.delivery_count) == "dead_letter":
+            self._counters.dead_lettered += 1
+            _log.error("dead-lettering message %s of %s: %r", *named, error, extra=fields)
+            await self._settle(lambda: message.dead_letter(str(error), error=type(error).__name__))
+        else:
+            self._counters.retried += 1
+            delay = policy.delay(message.delivery_count)
+            _log.warning("message %s of %s will be redelivered in %.1f s: %r", *named, delay, error, extra=fields)
+            await self._settle(lambda: message.nack(delay))
+
+    async def _settle(self, settle: Callable[[], Awaitable[None]]) -> None:
+        doing = f"settling a message of {self._mailbox}"
+        try:
+            await retry_while_unavailable(settle, doing, _log, seconds=RETURN_SECONDS)
+        except Exception as error:
+            _log.warning("a message of %s will be redelivered when its lease expires: %s", self._mailbox, error)
 
 
 _MAX_BACKOFF = 10.0

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,6 @@ from fairtrial.data.session.session import ControlDispatcher, Session
 from fairtrial.errors import (
     BodyError,
     CodecError,
-    ConfigurationError,
     FairtrialError,
     LeaseLostError,
     ReplyNotAvailableError,
@@ -26,7 +26,7 @@ from fairtrial.fleet.worker.config import LoopCounters, MainLoopConfig
 from fairtrial.fleet.worker.execution import SuspectPool, emit_answers
 from fairtrial.fleet.worker.jobs import DeliveryAttempts, Job
 from fairtrial.fleet.worker.sessions import SessionStore, discard_session
-from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
+from fairtrial.fleet.worker.worker import Worker, WorkerLoop
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.models.adapter import ProviderAdapter
@@ -42,89 +42,7 @@ _log = logging.getLogger("fairtrial.fleet")
 _CLOSE_SECONDS = EvalConfig().close_seconds
 
 
-class InputExecutor:
-    """Executes the input of one request with a task loop, in this process or in a child.
-
-    Args:
-        loop: Calls the task.
-        input_type: The type of inputs.
-        timeout_seconds: Time limit for one input; a request may ask for less.
-    """
-
-    def __init__(self, loop: TaskLoop[Any, Any], input_type: Any, timeout_seconds: float) -> None:
-        self._loop = loop
-        self._input_type = input_type
-        self._timeout_seconds = timeout_seconds
-        self._task: ResolvedTask | None = None
-
-    def resolve(self) -> None:
-        """Resolve the loop as a task, before the first request."""
-        self._task = resolve_task(self._loop)
-
-    async def answer(self, request: MainLoopRequest) -> MainLoopResult:
-        """Execute a request; always returns a result, unless it is cancelled from outside."""
-        session = Session()
-        started = time.monotonic()
-        error: str | None = None
-        output: Any = None
-        try:
-            output = await self._execute(request, session)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # Cancelled by the worker: the lease is lost, or the worker stops.
-            error = "the task was cancelled by its own code"
-        except CodecError as problem:
-            error = f"the input does not match the input type of this MainLoop: {problem}"
-        except BaseException as problem:  # User code may raise anything, SystemExit too.
-            error = describe_error(problem)
-        latency = round((time.monotonic() - started) * 1000)
-        if not len(session):
-            return MainLoopResult(request.request_id, output, error, latency_ms=latency)
-        return MainLoopResult(
-            request.request_id, output, error, session.snapshot(), None, session.usage(), latency_ms=latency
-        )
-
-    async def _execute(self, request: MainLoopRequest, session: Session) -> Any:
-        given = self._given(request)
-        key = request.key or TrialKey("", request.experiment, request.request_id or "input")
-        limit = min(self._timeout_seconds, request.timeout_seconds or self._timeout_seconds)
-        context = TrialContext(
-            key,
-            Sample(key.sample_id, given, metadata=request.metadata),
-            Experiment(request.experiment, request.params),
-            session,
-            run_seed=request.seed,
-            attempt=request.attempt,
-            deadline=time.monotonic() + limit,
-        )
-        assert self._task is not None  # noqa: S101 - `resolve` made it
-        token = _current.set(context)
-        scope = asyncio.timeout(limit)
-        try:
-            async with scope:
-                return await self._loop._call(self._task, given, context)
-        except TimeoutError:
-            if not scope.expired():
-                raise  # The task's own.
-            raise TimeoutError(f"the task did not finish within {limit:g} s") from None
-        finally:
-            _current.reset(token)
-            if context.has_resources:
-                await _close(context)
-
-    def _given(self, request: MainLoopRequest) -> Any:
-        """Return the input, by the input type of the loop or, where that would change it, by the name of its type."""
-        if request.type_name is None and value_type_name(request.input):
-            return request.input  # Passed by reference, so it has its original type.
-        given = request.typed(self._input_type)
-        if not request.type_name or not changes_parts(request.type_name, value_type_name(given)):
-            return given
-        task = None if self._task is None else self._task.fn
-        return KnownTypes(task, input=self._input_type).read(request.type_name, request.input, "input")
-
-
-class MainLoop(TaskLoop[InputT, OutputT]):
+class MainLoop(TaskLoop[InputT, OutputT], WorkerLoop):
     """Executes one input at a time: a subclass with `initialize`, or any task; directly or over a mailbox.
 
     For example::
@@ -157,75 +75,91 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         bus: ControlDispatcher | None = None,
     ) -> None:
         super().__init__(task, adapter=adapter, bus=bus)
-        self.config = config or MainLoopConfig()
+        self.config: MainLoopConfig = config or MainLoopConfig()
         self.counters = LoopCounters()
-        inputs = self.input_type if input_type is None else input_type
+        self._read_as = self.input_type if input_type is None else input_type
+        self._resolved: ResolvedTask | None = None  # This loop as a task, from `run` on.
         self._sessions = sessions
-        self._executor = InputExecutor(self, inputs, self.config.timeout_seconds)
         self._worker: Worker[MainLoopRequest] | None = None
         self._needed = self.config.timeout_seconds + _CLOSE_SECONDS
         self._isolated = IsolatedRunner()
-        self._suspects = SuspectPool(
-            partial(_answer_requests, self._executor),
-            self._isolated,
-            processes=self.config.isolated_processes,
-            concurrency=self.config.concurrency,
-            limit_seconds=self._needed,
-            buffer_seconds=self.config.buffer_seconds,
-            stall_seconds=self.config.lease_seconds,
-        )
+        self._suspects = SuspectPool(partial(_answer_requests, self), self._isolated, self.config, self._needed)
         if requests is not None:
             bind_body_type(requests, MainLoopRequest)
-            hold_seconds = self.config.hold_seconds(self._needed, "one input")
-            self._worker = worker_from_config(
-                requests, self._handle, self.config, self.counters, hold_seconds=hold_seconds
-            )
+            longest = self.config.hold_seconds(self._needed, "one input")
+            self._worker = Worker(requests, self._handle, self.config, self.counters, hold_seconds=longest)
 
     @property
     def name(self) -> str:
         """The name of the loop in logs and metrics."""
         return type(self).__name__ if self._task is None else self._task.name
 
-    @property
-    def beat(self) -> float:
-        """The time of the last heartbeat on the clock `time.monotonic()`: about once a second during `run`."""
-        return 0.0 if self._worker is None else self._worker.beat
+    async def _open_resources(self, stack: AsyncExitStack) -> None:
+        self._resolved = resolve_task(self)
+        stack.callback(self._isolated.close)
+        stack.enter_context(log_fields(worker=self.name))
 
-    @property
-    def running(self) -> bool:
-        """Whether `run` is in progress."""
-        return self._worker is not None and self._worker.running
-
-    @property
-    def ready(self) -> bool:
-        """Whether `run` is in progress and has reached its mailbox."""
-        return self._worker is not None and self._worker.ready
-
-    def stop(self) -> None:
-        """Receive no more and end; see `EvalLoop.stop`."""
-        if self._worker is not None:
-            self._worker.stop()
-
-    def hurry(self) -> None:
-        """Receive no more and end now; see `EvalLoop.hurry`."""
-        if self._worker is not None:
-            self._worker.hurry()
-
-    async def run(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
-        """Serve requests until stopped; see `EvalLoop.run`."""
-        if self._worker is None:
-            raise ConfigurationError(f"{type(self).__name__}.run requires a mailbox: pass requests=...")
-        self._executor.resolve()
+    async def _answer_request(self, request: MainLoopRequest) -> MainLoopResult:
+        """Execute a request; always returns a result, unless it is cancelled from outside."""
+        session = Session()
+        started = time.monotonic()
+        error: str | None = None
+        output: Any = None
         try:
-            with log_fields(worker=self.name):
-                await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
-        finally:
-            self._isolated.close()
+            output = await self._execute_request(request, session)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # Cancelled by the worker: the lease is lost, or the worker stops.
+            error = "the task was cancelled by its own code"
+        except CodecError as problem:
+            error = f"the input does not match the input type of this MainLoop: {problem}"
+        except BaseException as problem:  # User code may raise anything, SystemExit too.
+            error = describe_error(problem)
+        latency = round((time.monotonic() - started) * 1000)
+        if not len(session):
+            return MainLoopResult(request.request_id, output, error, latency_ms=latency)
+        return MainLoopResult(
+            request.request_id, output, error, session.snapshot(), None, session.usage(), latency_ms=latency
+        )
 
-    def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
-        """Call `run` from synchronous code, with the same signals as `EvalLoop.run_sync`."""
-        call = partial(self.run, max_iterations=max_iterations, until_empty=until_empty)
-        run_interruptibly(call, self.stop, self.hurry, self.config.drain_seconds)
+    async def _execute_request(self, request: MainLoopRequest, session: Session) -> Any:
+        value = self._read_input(request)
+        key = request.key or TrialKey("", request.experiment, request.request_id or "input")
+        limit = min(self.config.timeout_seconds, request.timeout_seconds or self.config.timeout_seconds)
+        context = TrialContext(
+            key,
+            Sample(key.sample_id, value, metadata=request.metadata),
+            Experiment(request.experiment, request.params),
+            session,
+            run_seed=request.seed,
+            attempt=request.attempt,
+            deadline=time.monotonic() + limit,
+        )
+        assert self._resolved is not None  # noqa: S101 - `run` made it
+        token = _current.set(context)
+        scope = asyncio.timeout(limit)
+        try:
+            async with scope:
+                return await self._call(self._resolved, value, context)
+        except TimeoutError:
+            if not scope.expired():
+                raise  # The task's own.
+            raise TimeoutError(f"the task did not finish within {limit:g} s") from None
+        finally:
+            _current.reset(token)
+            if context.has_resources:
+                await _close(context)
+
+    def _read_input(self, request: MainLoopRequest) -> Any:
+        """Return the input, by the input type of the loop or, where that would change it, by the name of its type."""
+        if request.type_name is None and value_type_name(request.input):
+            return request.input  # Passed by reference, so it has its original type.
+        value = request.typed(self._read_as)
+        if not request.type_name or not changes_parts(request.type_name, value_type_name(value)):
+            return value
+        task = None if self._resolved is None else self._resolved.fn
+        return KnownTypes(task, input=self._read_as).read(request.type_name, request.input, "input")
 
     async def _handle(self, job: Job[MainLoopRequest]) -> None:
         message = job.message
@@ -241,7 +175,7 @@ class MainLoop(TaskLoop[InputT, OutputT]):
                 self.counters.crashes += 1
                 result = MainLoopResult(message.body.request_id, error=f"the input crashes its process: {error}")
         else:
-            result = await self._executor.answer(message.body)
+            result = await self._answer_request(message.body)
         result = await self._save_session(result)
         job.executed()
         sent = False
@@ -301,11 +235,11 @@ class MainLoop(TaskLoop[InputT, OutputT]):
                     raise
 
 
-def _answer_requests(executor: InputExecutor, requests: Sequence[bytes]) -> None:
+def _answer_requests(loop: MainLoop[Any, Any], requests: Sequence[bytes]) -> None:
     """Execute requests in the child process."""
 
     async def answer(request: bytes) -> bytes:
-        return (await executor.answer(MainLoopRequest.from_wire(request))).to_wire()
+        return (await loop._answer_request(MainLoopRequest.from_wire(request))).to_wire()
 
     asyncio.run(emit_answers(answer, requests))
 

@@ -23,6 +23,7 @@ from fairtrial.errors import (
     StoreUnavailableError,
 )
 from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult
+from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.jobs import backoff
 from fairtrial.fleet.worker.sessions import SessionStore, discard_session
 from fairtrial.mailbox.protocol import Mailbox, Message
@@ -56,8 +57,8 @@ class RemoteMainLoop:
     Args:
         requests: The MainLoop's mailbox.
         replies: This worker's mailbox for answers; created next to `requests` by default.
+        config: Settings.
         worker: The name of this worker, which becomes part of the name of that mailbox.
-        timeout_seconds: How long to wait for an answer.
         sessions: The store of sessions that are not sent with the result.
         output_type: The type of outputs.
     """
@@ -66,22 +67,21 @@ class RemoteMainLoop:
         self,
         requests: Mailbox[MainLoopRequest],
         replies: Mailbox[MainLoopResult] | None,
+        config: EvalLoopConfig,
         *,
-        timeout_seconds: float,
         worker: str = "",
         sessions: SessionStore | None = None,
         output_type: Any = object,
         evaluator: Any = None,
-        seed: int = 0,
     ) -> None:
         self._requests = requests
         self._own_replies = _reply_mailbox(requests, worker) if replies is None else None
         self._replies: Mailbox[MainLoopResult] = replies or self._own_replies  # type: ignore[assignment]  # never both
-        self._timeout = timeout_seconds
+        self._timeout = config.mainloop_timeout
         self._sessions = sessions
         self._output_type = output_type
         self._known = KnownTypes(evaluator=evaluator, output=output_type)
-        self._seed = seed
+        self._seed = config.seed
         self._waiting: dict[str, asyncio.Future[MainLoopResult]] = {}
         self._settling: set[asyncio.Future[None]] = set()
         self._loading: set[str] = set()  # Sessions of answers that a call waits for.

@@ -10,67 +10,97 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import wait
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fairtrial.base.metrics import QUEUE_DELAY_SECONDS
 from fairtrial.base.sync_bridge import StopSignals, blocking_portal
 from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxClosedError, MailboxError
 from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
-from fairtrial.fleet.worker.jobs import Handler, Job, JobSet, MessageSettler, OrphanedTasks, WorkerLifecycle, backoff
-from fairtrial.mailbox.protocol import DLQPolicy, Mailbox, Message
+from fairtrial.fleet.worker.jobs import Handler, Job, JobSet, WorkerLifecycle, backoff
+from fairtrial.mailbox.protocol import Mailbox, Message
 
 _log = logging.getLogger("fairtrial.fleet")
 _EMPTY_WAIT = 0.2
 _EMPTY_LOOKS = 5  # How often the queue is looked at in `empty_seconds`.
 _FULL_BATCH = 10  # Of mailboxes that bill requests.
+_BEAT_SECONDS = 1.0
+_CANCEL_SECONDS = 20.0
+_DELIVER_SECONDS = 5.0
 
 
-class MessageReceiver[T]:
-    """Receives messages and starts a job for each; failed receives are retried with backoff.
+class Worker[T]:
+    """Receives from one mailbox and passes each message to `handle`; failed receives are retried with backoff.
 
     Args:
         mailbox: The mailbox to receive from.
-        jobs: The jobs in progress, which determine the number of free slots.
-        handle: Handles a message.
-        lifecycle: Tells when to stop.
+        handle: Handles and settles a message. If it raises, `config.dlq` decides.
+        config: Settings.
         counters: The counters to update.
-        lease_seconds: The lease of received messages.
-        wait_seconds: How long one receive waits.
-        empty_seconds: With `until_empty`, how long the mailbox must have been empty.
-
-    Attributes:
-        reached: Whether the mailbox has answered.
+        hold_seconds: Maximum time for which a message may be leased.
+        handle_late: Settles a message whose handler has not ended after `hold_seconds` although it was cancelled: user
+            code that ignores its cancellation. By default, the message counts as failed.
     """
 
     def __init__(
         self,
         mailbox: Mailbox[T],
-        jobs: JobSet[T],
         handle: Handler[T],
-        lifecycle: WorkerLifecycle,
+        config: LoopConfig,
         counters: LoopCounters,
         *,
-        lease_seconds: float,
-        wait_seconds: float,
-        empty_seconds: float = 0.0,
+        hold_seconds: float,
+        handle_late: Handler[T] | None = None,
     ) -> None:
+        self.beat = 0.0
         self._mailbox = mailbox
-        self._jobs = jobs
         self._handle = handle
-        self._lifecycle = lifecycle
+        self._config = config
         self._counters = counters
-        self._lease_seconds = lease_seconds
-        self._wait_seconds = wait_seconds
-        self._empty_seconds = empty_seconds
+        self._lifecycle = WorkerLifecycle()
+        self._jobs: JobSet[T] = JobSet(
+            mailbox.name, self._lifecycle, config, counters, hold_seconds, handle_late or _fail_late
+        )
         self._empty_since: float | None = None
         self._paused_until = 0.0
-        self.reached = False
+        self._reached = False  # Whether the mailbox has answered.
+        self.stop = self._lifecycle.request_stop
+        self.hurry = self._lifecycle.request_hurry
+
+    @property
+    def running(self) -> bool:
+        """Whether `run` is in progress."""
+        return self._lifecycle.running
+
+    @property
+    def ready(self) -> bool:
+        """Whether `run` is in progress and has reached its mailbox."""
+        return self.running and self._reached
 
     def pause(self, seconds: float) -> None:
         """Receive nothing for a while."""
         self._paused_until = time.monotonic() + seconds
 
-    async def run(self, max_iterations: int | None, until_empty: bool) -> None:
+    async def run(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
+        """Work until stopped, for this many iterations, or until the mailbox is empty; then finish work in flight."""
+        self._lifecycle.start()
+        self._jobs.open()
+        beating = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            try:
+                await self._receive_all(max_iterations, until_empty)
+                await self._drain()
+                await self._hand_back()
+            except BaseException:  # Cancelled, perhaps while handing back: hand back the rest first.
+                await self._hand_back()
+                raise
+        finally:
+            beating.cancel()
+            self._lifecycle.end()
+            await self._jobs.close()
+
+    async def _receive_all(self, max_iterations: int | None, until_empty: bool) -> None:
         """Receive until stopped, for this many iterations, or until the mailbox is empty."""
         iterations = failures = 0
         left = 0  # Number of messages of this iteration still to be received.
@@ -81,12 +111,14 @@ class MessageReceiver[T]:
             free = await self._wait_for_room()
             if not free:
                 return  # Stop requested.
-            wait = min(self._wait_seconds, self._look_seconds) if until_empty else self._wait_seconds
+            wait = self._config.wait_seconds
+            if until_empty:
+                wait = min(wait, max(_EMPTY_WAIT, self._config.empty_seconds / _EMPTY_LOOKS))
             iterations += not left
             try:
                 messages = await self._receive(min(free, left) if left else free, 0 if left else wait)
                 failures = 0
-                opened = self.reached = True
+                opened = self._reached = True
                 if max_iterations is None or not messages:
                     left = 0
                 else:
@@ -105,10 +137,6 @@ class MessageReceiver[T]:
                 _log.warning("receiving from %s failed (%r); retrying in %.1f s", self._mailbox.name, error, pause)
                 await self._lifecycle.sleep(pause)
 
-    @property
-    def _look_seconds(self) -> float:
-        return max(_EMPTY_WAIT, self._empty_seconds / _EMPTY_LOOKS)
-
     async def _has_been_empty(self, received: Sequence[Message[T]]) -> bool:
         """Return whether nothing has been waiting, delayed or in flight on any worker for `empty_seconds`."""
         if received or self._jobs or await self._mailbox.approximate_count() > 0:
@@ -117,7 +145,7 @@ class MessageReceiver[T]:
         now = time.monotonic()
         if self._empty_since is None:
             self._empty_since = now
-        return now - self._empty_since >= self._empty_seconds
+        return now - self._empty_since >= self._config.empty_seconds
 
     async def _backlog(self) -> int:
         """Return the number of messages in the mailbox beside those in progress; unlimited if unknown."""
@@ -131,7 +159,7 @@ class MessageReceiver[T]:
         """Check that the mailbox is reachable, so that an idle worker is ready before its first receive returns."""
         try:
             await self._mailbox.approximate_count()
-            self.reached = True
+            self._reached = True
         except MailboxError as error:
             _log.warning("%s is not reachable yet: %s", self._mailbox.name, error)
 
@@ -155,7 +183,7 @@ class MessageReceiver[T]:
 
     async def _receive(self, count: int, wait: float) -> Sequence[Message[T]]:
         """Receive messages and start their jobs; a stop ends the wait without losing messages just received."""
-        receiving = asyncio.get_running_loop().create_task(self._messages(count, wait))
+        receiving = asyncio.ensure_future(self._mailbox.receive(count, self._config.lease_seconds, wait))
         messages: Sequence[Message[T]] = ()
         try:
             await asyncio.wait((receiving, self._lifecycle.stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -170,9 +198,6 @@ class MessageReceiver[T]:
             receiving.result()  # Raises the error of the receive.
         return messages
 
-    async def _messages(self, count: int, wait: float) -> Sequence[Message[T]]:
-        return await self._mailbox.receive(count, self._lease_seconds, wait)
-
     def _start(self, messages: Sequence[Message[T]]) -> None:
         self._counters.received += len(messages)
         for message in messages:
@@ -180,118 +205,20 @@ class MessageReceiver[T]:
                 QUEUE_DELAY_SECONDS.observe(message.waited_seconds, self._mailbox.name)
         self._jobs.add(messages, self._handle)
 
-
-_BEAT_SECONDS = 1.0
-_CANCEL_SECONDS = 20.0
-_DELIVER_SECONDS = 5.0
-
-
-class Worker[T]:
-    """Receives from one mailbox and passes each message to `handle`.
-
-    Args:
-        mailbox: The mailbox to receive from.
-        handle: Handles and settles a message. If it raises, `policy` decides.
-        concurrency: Number of messages handled at once.
-        lease_seconds: The lease of received messages; renewed from a thread.
-        hold_seconds: Maximum time for which a message may be leased.
-        wait_seconds: How long one receive waits.
-        empty_seconds: How long the mailbox must have been empty to end `run(until_empty=True)`.
-        drain_seconds: How long work in flight may continue after `stop`.
-        stall_seconds: See `LeaseExtender`.
-        policy: What to do with a message whose handler failed.
-        counters: The counters to update.
-        handle_late: Settles a message whose handler has not ended after `hold_seconds` although it was cancelled: user
-            code that ignores its cancellation. By default, the message counts as failed.
-    """
-
-    def __init__(
-        self,
-        mailbox: Mailbox[T],
-        handle: Handler[T],
-        *,
-        concurrency: int,
-        lease_seconds: float,
-        hold_seconds: float,
-        wait_seconds: float,
-        empty_seconds: float = 0.0,
-        drain_seconds: float,
-        stall_seconds: float | None,
-        policy: DLQPolicy,
-        counters: LoopCounters,
-        handle_late: Handler[T] | None = None,
-    ) -> None:
-        self.beat = 0.0
-        self._drain_seconds = drain_seconds
-        self._lifecycle = WorkerLifecycle()
-        self._jobs: JobSet[T] = JobSet(
-            self._lifecycle,
-            MessageSettler(mailbox.name, policy, counters),
-            counters,
-            slots=concurrency,
-            lease_seconds=lease_seconds,
-            hold_seconds=hold_seconds,
-            stall_seconds=stall_seconds,
-        )
-        self._orphans = OrphanedTasks(self._jobs, mailbox.name, counters, handle_late or _fail_late)
-        self._receiver = MessageReceiver(
-            mailbox,
-            self._jobs,
-            handle,
-            self._lifecycle,
-            counters,
-            lease_seconds=lease_seconds,
-            wait_seconds=wait_seconds,
-            empty_seconds=empty_seconds,
-        )
-        self.stop = self._lifecycle.request_stop
-        self.hurry = self._lifecycle.request_hurry
-        self.pause = self._receiver.pause
-
-    @property
-    def running(self) -> bool:
-        """Whether `run` is in progress."""
-        return self._lifecycle.running
-
-    @property
-    def ready(self) -> bool:
-        """Whether `run` is in progress and has reached its mailbox."""
-        return self.running and self._receiver.reached
-
-    async def run(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
-        """Work until stopped, for this many iterations, or until the mailbox is empty; then finish work in flight."""
-        self._lifecycle.start()
-        self._jobs.open()
-        beating = asyncio.get_running_loop().create_task(self._beat())
-        try:
-            try:
-                await self._receiver.run(max_iterations, until_empty)
-                await self._drain()
-                await self._hand_back()
-            except BaseException:  # Cancelled, perhaps while handing back: hand back the rest first.
-                await self._hand_back()
-                raise
-        finally:
-            beating.cancel()
-            self._lifecycle.end()
-            self._orphans.close()
-            await self._jobs.close()
-
     async def _drain(self) -> None:
         """Let jobs in progress finish: for `drain_seconds` after a request to stop, or until a request to hurry."""
         lifecycle = self._lifecycle
-        lifecycle.drain()
         deadline: float | None = None
         while self._jobs and not lifecycle.hurry_requested:
             if deadline is None and lifecycle.stop_requested:  # Also while the last messages are being finished.
-                _log.info("waiting up to %g s for %d jobs in flight", self._drain_seconds, len(self._jobs))
-                deadline = time.monotonic() + self._drain_seconds
+                seconds = self._config.drain_seconds
+                _log.info("waiting up to %g s for %d jobs in flight", seconds, len(self._jobs))
+                deadline = time.monotonic() + seconds
             if not await lifecycle.wait_for_change(deadline):
                 return
 
     async def _hand_back(self) -> None:
         """Cancel executing jobs, whose messages are handed back; undelivered results get a moment more."""
-        self._lifecycle.hand_back()
         for job in self._jobs:
             if job.stage == "executing":
                 job.cancel()
@@ -311,38 +238,83 @@ class Worker[T]:
     async def _beat(self) -> None:
         while True:
             self.beat = time.monotonic()
-            self._orphans.check()
+            self._jobs.orphan_overdue()
             await asyncio.sleep(_BEAT_SECONDS)
-
-
-def worker_from_config[T](
-    mailbox: Mailbox[T],
-    handle: Handler[T],
-    config: LoopConfig,
-    counters: LoopCounters,
-    *,
-    hold_seconds: float,
-    handle_late: Handler[T] | None = None,
-) -> Worker[T]:
-    """Create a worker with the settings of a loop."""
-    return Worker(
-        mailbox,
-        handle,
-        concurrency=config.concurrency,
-        lease_seconds=config.lease_seconds,
-        hold_seconds=hold_seconds,
-        wait_seconds=config.wait_seconds,
-        empty_seconds=config.empty_seconds,
-        drain_seconds=config.drain_seconds,
-        stall_seconds=config.stall_seconds,
-        policy=config.dlq,
-        counters=counters,
-        handle_late=handle_late,
-    )
 
 
 async def _fail_late(job: Job[Any]) -> None:
     raise TimeoutError("the code ignored its cancellation")
+
+
+class WorkerLoop:
+    """A loop that serves a mailbox: what `EvalLoop` and `MainLoop` have in common.
+
+    Attributes:
+        config: Settings.
+        counters: What the loop has done.
+    """
+
+    config: LoopConfig
+    counters: LoopCounters
+    _worker: Worker[Any] | None
+
+    @property
+    def beat(self) -> float:
+        """The time of the last heartbeat on the clock `time.monotonic()`: about once a second while the loop runs."""
+        return 0.0 if self._worker is None else self._worker.beat
+
+    @property
+    def running(self) -> bool:
+        """Whether `run` is in progress."""
+        return self._worker is not None and self._worker.running
+
+    @property
+    def ready(self) -> bool:
+        """Whether `run` is in progress and has reached its mailbox."""
+        return self._worker is not None and self._worker.ready
+
+    def stop(self) -> None:
+        """Receive no more and end: work in flight may finish within `drain_seconds`, the rest is handed back.
+
+        May be called from any thread, and from a signal handler.
+        """
+        if self._worker is not None:
+            self._worker.stop()
+
+    def hurry(self) -> None:
+        """Receive no more and end now: work in flight is cancelled and handed back, as after a second signal."""
+        if self._worker is not None:
+            self._worker.hurry()
+
+    async def run(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
+        """Work until stopped.
+
+        Args:
+            max_iterations: End after this many iterations. An iteration waits up to `wait_seconds` for work, executes
+                all messages that are in the mailbox by then, `concurrency` at a time, and leaves later messages to the
+                next iteration. So `max_iterations=1` after `submit_dataset` executes the whole dataset.
+            until_empty: End when the mailbox is empty and no message is in flight or waiting for a retry, on any
+                worker, and this has been so for `empty_seconds`. Unlike an iteration, this includes messages sent
+                meanwhile and does not wait for the first one.
+        """
+        if self._worker is None:
+            raise ConfigurationError(f"{type(self).__name__}.run requires a mailbox: pass requests=...")
+        async with AsyncExitStack() as stack:
+            await self._open_resources(stack)
+            await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
+
+    def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
+        """Call `run` from synchronous code. SIGTERM and Ctrl-C call `stop`, a second signal `hurry`; then this returns.
+
+        Signals are handled only in the main thread, and only if the program has no handlers of its own. After Ctrl-C
+        this raises KeyboardInterrupt.
+        """
+        call = partial(self.run, max_iterations=max_iterations, until_empty=until_empty)
+        run_interruptibly(call, self.stop, self.hurry, self.config.drain_seconds)
+
+    async def _open_resources(self, stack: AsyncExitStack) -> None:
+        """Open what `run` needs; the stack closes it."""
+        raise NotImplementedError
 
 
 def run_interruptibly(
