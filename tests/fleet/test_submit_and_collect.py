@@ -20,7 +20,7 @@ from fairtrial.fleet import (
 )
 from fairtrial.fleet.client import collect
 from fairtrial.fleet.client.collect import submitted
-from fairtrial.fleet.messages import EvalReply, EvalRequest, current_run_by_hand, end_run_by_hand
+from fairtrial.fleet.messages import EvalReply, EvalRequest, current_implicit_run, end_implicit_run
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.mailbox import RedisMailbox
 from fairtrial.mailbox.memory import InMemoryMailbox
@@ -41,8 +41,8 @@ def anyio_backend() -> str:
 def nothing_submitted() -> None:
     """Other tests submit runs, and make requests by hand, that nobody collects."""
     submitted.clear()
-    if by_hand := current_run_by_hand():
-        end_run_by_hand(by_hand)
+    if implicit := current_implicit_run():
+        end_implicit_run(implicit)
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio"])

@@ -7,15 +7,21 @@ values that are not plain JSON are encoded by the codec itself.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from fairtrial.base.codec import dumps
+from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.encode import compact
-from fairtrial.base.codec.escape import parse_json, restore
-from fairtrial.base.frozen import EMPTY, freeze
-from fairtrial.errors import CodecError, NewerFormatError
+from fairtrial.base.codec.escape import MARK, parse_json, restore
+from fairtrial.base.frozen import EMPTY, FrozenDict, freeze
+from fairtrial.data.session.events import TokenUsage
+from fairtrial.errors import CodecError, ConfigurationError, NewerFormatError
+from fairtrial.scoring.score import Metric, Score
+from fairtrial.trials.config import Experiment
+from fairtrial.trials.context import TrialKey
+from fairtrial.trials.sample_types import TypeName
 
 VERSION: Final = 1
 MAX_INT: Final = (1 << 62) - 1
@@ -181,3 +187,142 @@ def check_cost(value: Any) -> float | None:
     if type(value) not in (int, float) or not 0 <= value <= MAX_INT:
         raise ValueError(value)
     return float(value)
+
+
+def score_tree(score: Score) -> list[Any]:
+    """Return a score as JSON."""
+    metrics = [_metric_tree(metric) for metric in score.metrics]
+    return [score.value, score.passed, score.reason, metrics, score.name]
+
+
+def _metric_tree(metric: Metric) -> list[Any]:
+    tree: list[Any] = [metric.name, metric.value, metric.weight, metric.metadata]
+    if metric.bounds is not None:
+        return [*tree, metric.passed, metric.reason, metric.higher_is_better, list(metric.bounds)]
+    if metric.higher_is_better is not None:
+        return [*tree, metric.passed, metric.reason, metric.higher_is_better]
+    return tree if metric.passed is None and not metric.reason else [*tree, metric.passed, metric.reason]
+
+
+def read_score(tree: list[Any]) -> Score:
+    """Read a score."""
+    value, passed, reason, metrics, name = tree
+    if type(value) not in (int, float) or type(passed) is not bool or type(metrics) is not list:
+        raise ValueError(tree)
+    return Score(value, passed, reason, [_read_metric(metric) for metric in metrics] if metrics else (), name=name)
+
+
+def _read_metric(tree: Any) -> Metric:
+    name, value, weight, metadata, *verdict = tree
+    if type(name) is not str or not {type(value), type(weight)} <= {int, float} or type(metadata) is not dict:
+        raise ValueError(tree)
+    return Metric(name, value, weight, metadata, *verdict)
+
+
+def read_output(text: str) -> Any:
+    """Check that the output is valid JSON: it is stored as it is."""
+    try:
+        return decode(object, text) if MARK in text else parse_json(text)
+    except CodecError as error:
+        raise error.under("output") from None
+
+
+def read_key(tree: list[Any]) -> TrialKey:
+    """Read the key of a trial."""
+    run_id, experiment, sample_id, repeat = tree
+    if type(run_id) is type(experiment) is type(sample_id) is str and sample_id:
+        return TrialKey(run_id, read_experiment(experiment), sample_id, check_count(repeat))
+    raise ValueError(tree)
+
+
+def read_sample(tree: list[Any]) -> list[Any]:
+    """Read input, expected value and metadata of a sample, and whether it has an expected value."""
+    given, expected, metadata, *rest = tree
+    has_expected = rest[0] if rest else True
+    if type(metadata) is not dict or type(has_expected) is not bool or len(rest) > 1:
+        raise ValueError(tree)
+    return [given, expected, metadata, has_expected]
+
+
+def read_usage(tree: list[Any]) -> TokenUsage:
+    """Read what model calls used."""
+    given, made, cached, cost, *others = tree
+    reasoned, written = others or (0, 0)
+    counts = (check_count(given), check_count(made), check_count(cached))
+    return TokenUsage(*counts, check_cost(cost), check_count(reasoned), check_count(written))
+
+
+def read_calls(tree: list[Any]) -> tuple[float | None, int, int, int, int]:
+    """Read the cost of judges and four counts of calls."""
+    cost, hits, unpriced, unpriced_judges, cut_off = tree
+    counts = (check_count(hits), check_count(unpriced), check_count(unpriced_judges), check_count(cut_off))
+    return check_cost(cost), *counts
+
+
+def read_endings(tree: list[Any]) -> tuple[int, Mapping[str, int]]:
+    """Read the number of refused calls and the unknown endings by name."""
+    refused, unknown = tree
+    if type(unknown) is not dict:
+        raise ValueError(tree)
+    return check_count(refused), {name: check_count(count) for name, count in unknown.items()}
+
+
+def read_types(tree: list[Any]) -> tuple[TypeName, TypeName]:
+    """Read the names of the types of input and expected value."""
+    given, expected = tree
+    return read_type_name(given), read_type_name(expected)
+
+
+def read_type_name(tree: Any) -> TypeName:
+    """Check the name of a type."""
+    if type(tree) is not str and not (type(tree) is list and tree and type(tree[0]) is str):
+        raise ValueError(tree)
+    return tree
+
+
+def read_tags(tree: dict[str, Any]) -> Mapping[str, str]:
+    """Read labels."""
+    if not all(type(value) is str for value in tree.values()):
+        raise ValueError(tree)
+    return FrozenDict(tree)
+
+
+def one_of(allowed: frozenset[Any]) -> Callable[[str], str]:
+    """Return a function that checks that a text is one of these."""
+
+    def check(value: str) -> str:
+        if value not in allowed:
+            raise ValueError(value)
+        return value
+
+    return check
+
+
+def usage_tree(usage: TokenUsage) -> list[Any]:
+    """Return usage as JSON."""
+    tree = [usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cost_usd]
+    if usage.reasoning_tokens or usage.cache_write_tokens:
+        tree += [usage.reasoning_tokens, usage.cache_write_tokens]
+    return tree
+
+
+def snapshot_bytes(text: str) -> bytes:
+    """Return the snapshot of a session."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def snapshot_text(snapshot: bytes) -> str:
+    """Return the snapshot of a session as text."""
+    try:
+        return snapshot.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CodecError(f"a session snapshot must be valid UTF-8: {error.reason}").under("snapshot") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def read_experiment(name: str) -> str:
+    """Check the name of an experiment."""
+    try:
+        return Experiment(name).name
+    except ConfigurationError as error:
+        raise CodecError(str(error)[:200]) from None

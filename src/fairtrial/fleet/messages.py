@@ -7,42 +7,31 @@ version can read raises `NewerFormatError`, and the mailbox hands it back.
 
 from __future__ import annotations
 
-import functools
+import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Generic, Self, cast
 
 from typing_extensions import TypeVar
 
-from fairtrial.base.codec import decode, dumps, from_json, to_json
-from fairtrial.base.codec.escape import MARK, parse_json
+from fairtrial.base.codec import dumps, from_json, to_json
 from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments, first_is, freeze
 from fairtrial.base.types import JSON
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import NO_USAGE, TokenUsage
 from fairtrial.errors import CodecError, ConfigurationError
-from fairtrial.fleet.message_fields import (
-    VERSION,
-    BodyReader,
-    anything,
-    array,
-    check_cost,
-    check_count,
-    flag,
-    mapping,
-    number,
-    text,
-    whole,
-    write,
-)
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.fleet import message_fields as wire
+from fairtrial.store.redact import RedactingFilter
 from fairtrial.trials.config import Experiment
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, OutputT
 from fairtrial.trials.sample_types import PLAIN, TypeName, value_type_name
+
+# Here because every client and every worker imports this module.
+logging.getLogger("fairtrial.fleet").addFilter(RedactingFilter())
 
 _OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"})
 _STAGES = frozenset({"setup", "task", "output", "score", "delivery", "store", None})
@@ -58,33 +47,33 @@ def new_id() -> str:
     return f"{random.getrandbits(96):024x}"  # Ids need not be secret; this is a hundred times faster than a UUID.
 
 
-_BY_HAND = "by-hand-"
-_run_by_hand: str | None = None
+_IMPLICIT = "implicit-"
+_implicit_run: str | None = None
 
 
-def run_by_hand() -> str:
+def implicit_run() -> str:
     """Return the id of the run for requests without a key: one per process, until that run is collected."""
-    global _run_by_hand
-    if _run_by_hand is None:
-        _run_by_hand = f"{_BY_HAND}{new_id()[:12]}"
-    return _run_by_hand
+    global _implicit_run
+    if _implicit_run is None:
+        _implicit_run = f"{_IMPLICIT}{new_id()[:12]}"
+    return _implicit_run
 
 
-def current_run_by_hand() -> str | None:
+def current_implicit_run() -> str | None:
     """Return the id of the run for requests without a key, if there have been any since the last collection."""
-    return _run_by_hand
+    return _implicit_run
 
 
-def is_run_by_hand(run_id: str) -> bool:
+def is_implicit_run(run_id: str) -> bool:
     """Return whether the requests of a run were made without a key, and so have no position in a plan."""
-    return run_id.startswith(_BY_HAND)
+    return run_id.startswith(_IMPLICIT)
 
 
-def end_run_by_hand(run_id: str) -> None:
+def end_implicit_run(run_id: str) -> None:
     """Start a new run for later requests without a key, if this is the current one."""
-    global _run_by_hand
-    if _run_by_hand == run_id:
-        _run_by_hand = None
+    global _implicit_run
+    if _implicit_run == run_id:
+        _implicit_run = None
 
 
 @first_is(TrialKey, NoneType)
@@ -136,7 +125,7 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         if self.sample is None:
             raise ConfigurationError("an EvalRequest must be given a sample: EvalRequest(sample=sample)")
         if cast("TrialKey | None", self.key) is None:
-            object.__setattr__(self, "key", TrialKey(run_by_hand(), Experiment().name, self.sample.id))
+            object.__setattr__(self, "key", TrialKey(implicit_run(), Experiment().name, self.sample.id))
             object.__setattr__(self, "echo", True)
         elif self.sample.id != self.key.sample_id:
             raise ConfigurationError(f"the key must name sample {self.sample.id!r} (got {self.key})")
@@ -168,7 +157,7 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         """The request as JSON."""
         sample = self.sample
         tree: dict[str, Any] = {
-            "v": VERSION,
+            "v": wire.VERSION,
             "key": self.key,
             "ordinal": self.ordinal,
             "sample_ordinal": self.sample_ordinal,
@@ -199,7 +188,7 @@ class EvalRequest(Generic[InputT, ExpectedT]):
                 tree["code"] = self.code
         tree["id"] = self.request_id
         tree["at"] = self.created_at
-        return write(tree)
+        return wire.write(tree)
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
@@ -226,16 +215,11 @@ class EvalReply:
     request_id: str = ""
     worker: str = ""
 
-    @property
-    def samples(self) -> Mapping[int, Sample[Any, Any]]:
-        """The sample by its position, as `RunStore.commit` takes it; empty if the reply does not include it."""
-        return EMPTY if self.sample is None else {self.sample_ordinal: self.sample}  # type: ignore[return-value]  # empty
-
     def to_wire(self) -> bytes:
         """The reply as JSON."""
         result = self.result
         tree: dict[str, Any] = {
-            "v": VERSION,
+            "v": wire.VERSION,
             "key": result.key,
             "ordinal": result.ordinal,
             "sample_ordinal": self.sample_ordinal,
@@ -246,14 +230,14 @@ class EvalReply:
             "started_at": result.started_at,
         }
         if (score := result.score) is not None:
-            tree["score"] = _score_tree(score)
+            tree["score"] = wire.score_tree(score)
         output = result.output_json
         if output is None and result.output is not None:
             output = dumps(result.output)
         if output is not None:
             tree["output"] = output
         if result.usage is not NO_USAGE:
-            tree["usage"] = _usage_tree(result.usage)
+            tree["usage"] = wire.usage_tree(result.usage)
         calls = (
             result.judge_cost_usd,
             result.cache_hits,
@@ -272,7 +256,7 @@ class EvalReply:
         if result.own_metadata:
             tree["metadata"] = result.own_metadata
         if result.snapshot is not None:
-            tree["snapshot"] = _snapshot_text(result.snapshot)
+            tree["snapshot"] = wire.snapshot_text(result.snapshot)
         if self.sample is not None:
             sample = self.sample
             tree["sample"] = [sample.input, sample.expected, sample.metadata]
@@ -282,7 +266,7 @@ class EvalReply:
             tree["id"] = self.request_id
         if self.worker:
             tree["worker"] = self.worker
-        return write(tree)
+        return wire.write(tree)
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
@@ -296,7 +280,7 @@ class EvalReply:
             ordinal=ordinal,
             outcome=outcome,
             score=score,
-            output=None if output_json is None else _read_output(output_json),
+            output=None if output_json is None else wire.read_output(output_json),
             latency_ms=latency_ms,
             usage=usage,
             error=error,
@@ -389,7 +373,7 @@ class MainLoopRequest:
 
     def to_wire(self) -> bytes:
         """The request as JSON."""
-        tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "input": self.input}
+        tree: dict[str, Any] = {"v": wire.VERSION, "id": self.request_id, "input": self.input}
         if name := value_type_name(self.input) if self.type_name is None else self.type_name:
             tree["type"] = [name]
         if self.params:
@@ -406,7 +390,7 @@ class MainLoopRequest:
             tree["attempt"] = self.attempt
         if self.timeout_seconds is not None:
             tree["timeout_seconds"] = self.timeout_seconds
-        return write(tree)
+        return wire.write(tree)
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
@@ -440,7 +424,7 @@ class MainLoopResult(Generic[OutputT]):  # noqa: UP046 - they have defaults
 
     def to_wire(self) -> bytes:
         """The result as JSON."""
-        tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "latency_ms": self.latency_ms}
+        tree: dict[str, Any] = {"v": wire.VERSION, "id": self.request_id, "latency_ms": self.latency_ms}
         if self.output is not None:
             tree["output"] = self.output
             if name := value_type_name(self.output) if self.type_name is None else self.type_name:
@@ -448,12 +432,12 @@ class MainLoopResult(Generic[OutputT]):  # noqa: UP046 - they have defaults
         if self.error is not None:
             tree["error"] = self.error
         if self.session_snapshot is not None:
-            tree["session"] = _snapshot_text(self.session_snapshot)
+            tree["session"] = wire.snapshot_text(self.session_snapshot)
         if self.session_id is not None:
             tree["session_id"] = self.session_id
         if self.usage is not NO_USAGE:
-            tree["usage"] = _usage_tree(self.usage)
-        return write(tree)
+            tree["usage"] = wire.usage_tree(self.usage)
+        return wire.write(tree)
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
@@ -470,198 +454,75 @@ def _typed(kind: Any, value: Any, what: str) -> Any:
         raise error.under(what) from None
 
 
-def _score_tree(score: Score) -> list[Any]:
-    metrics = [_metric_tree(metric) for metric in score.metrics]
-    return [score.value, score.passed, score.reason, metrics, score.name]
-
-
-def _metric_tree(metric: Metric) -> list[Any]:
-    tree: list[Any] = [metric.name, metric.value, metric.weight, metric.metadata]
-    if metric.bounds is not None:
-        return [*tree, metric.passed, metric.reason, metric.higher_is_better, list(metric.bounds)]
-    if metric.higher_is_better is not None:
-        return [*tree, metric.passed, metric.reason, metric.higher_is_better]
-    return tree if metric.passed is None and not metric.reason else [*tree, metric.passed, metric.reason]
-
-
-def _read_score(tree: list[Any]) -> Score:
-    value, passed, reason, metrics, name = tree
-    if type(value) not in (int, float) or type(passed) is not bool or type(metrics) is not list:
-        raise ValueError(tree)
-    return Score(value, passed, reason, [_read_metric(metric) for metric in metrics] if metrics else (), name=name)
-
-
-def _read_metric(tree: Any) -> Metric:
-    name, value, weight, metadata, *verdict = tree
-    if type(name) is not str or not {type(value), type(weight)} <= {int, float} or type(metadata) is not dict:
-        raise ValueError(tree)
-    return Metric(name, value, weight, metadata, *verdict)
-
-
-def _read_output(text: str) -> Any:
-    """Check that the output is valid JSON: it is stored as it is."""
-    try:
-        return decode(object, text) if MARK in text else parse_json(text)
-    except CodecError as error:
-        raise error.under("output") from None
-
-
-def _read_key(tree: list[Any]) -> TrialKey:
-    run_id, experiment, sample_id, repeat = tree
-    if type(run_id) is type(experiment) is type(sample_id) is str and sample_id:
-        return TrialKey(run_id, _experiment_name(experiment), sample_id, check_count(repeat))
-    raise ValueError(tree)
-
-
-def _read_sample(tree: list[Any]) -> list[Any]:
-    given, expected, metadata, *rest = tree
-    has_expected = rest[0] if rest else True
-    if type(metadata) is not dict or type(has_expected) is not bool or len(rest) > 1:
-        raise ValueError(tree)
-    return [given, expected, metadata, has_expected]
-
-
-def _read_usage(tree: list[Any]) -> TokenUsage:
-    given, made, cached, cost, *others = tree
-    reasoned, written = others or (0, 0)
-    counts = (check_count(given), check_count(made), check_count(cached))
-    return TokenUsage(*counts, check_cost(cost), check_count(reasoned), check_count(written))
-
-
-def _read_calls(tree: list[Any]) -> tuple[float | None, int, int, int, int]:
-    cost, hits, unpriced, unpriced_judges, cut_off = tree
-    counts = (check_count(hits), check_count(unpriced), check_count(unpriced_judges), check_count(cut_off))
-    return check_cost(cost), *counts
-
-
-def _read_endings(tree: list[Any]) -> tuple[int, Mapping[str, int]]:
-    refused, unknown = tree
-    if type(unknown) is not dict:
-        raise ValueError(tree)
-    return check_count(refused), {name: check_count(count) for name, count in unknown.items()}
-
-
-def _read_types(tree: list[Any]) -> tuple[TypeName, TypeName]:
-    given, expected = tree
-    return _type_name(given), _type_name(expected)
-
-
-def _type_name(tree: Any) -> TypeName:
-    if type(tree) is not str and not (type(tree) is list and tree and type(tree[0]) is str):
-        raise ValueError(tree)
-    return tree
-
-
-def _read_tags(tree: dict[str, Any]) -> Mapping[str, str]:
-    if not all(type(value) is str for value in tree.values()):
-        raise ValueError(tree)
-    return FrozenDict(tree)
-
-
-def _one_of(allowed: frozenset[Any]) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        if value not in allowed:
-            raise ValueError(value)
-        return value
-
-    return check
-
-
-def _usage_tree(usage: TokenUsage) -> list[Any]:
-    tree = [usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cost_usd]
-    if usage.reasoning_tokens or usage.cache_write_tokens:
-        tree += [usage.reasoning_tokens, usage.cache_write_tokens]
-    return tree
-
-
-def _snapshot_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _snapshot_text(snapshot: bytes) -> str:
-    try:
-        return snapshot.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CodecError(f"a session snapshot must be valid UTF-8: {error.reason}").under("snapshot") from None
-
-
-@functools.lru_cache(maxsize=1024)
-def _experiment_name(name: str) -> str:
-    try:
-        return Experiment(name).name
-    except ConfigurationError as error:
-        raise CodecError(str(error)[:200]) from None
-
-
 _KEY = "run, experiment, sample and repeat"
-_USAGE = array("usage", "counts and a cost", _read_usage, NO_USAGE)
-_TYPE = array("type", "the name of a type", lambda tree: _type_name(*tree), "")
-_REQUEST = BodyReader(
+_USAGE = wire.array("usage", "counts and a cost", wire.read_usage, NO_USAGE)
+_TYPE = wire.array("type", "the name of a type", lambda tree: wire.read_type_name(*tree), "")
+_REQUEST = wire.BodyReader(
     "an EvalRequest",
-    array("key", _KEY, _read_key),
-    anything("input"),
-    anything("expected", NOT_GIVEN),
-    mapping("metadata"),
-    whole("ordinal"),
-    whole("sample_ordinal"),
-    whole("attempt", 1, least=1),
-    mapping("params"),
-    text("suite", ""),
-    text("fingerprint", ""),
-    flag("echo"),
-    text("id"),
-    number("at"),
-    mapping("tags", _read_tags),
-    array("types", "the names of two types", _read_types, PLAIN),
-    flag("commit"),
-    whole("code", 0),
+    wire.array("key", _KEY, wire.read_key),
+    wire.anything("input"),
+    wire.anything("expected", NOT_GIVEN),
+    wire.mapping("metadata"),
+    wire.whole("ordinal"),
+    wire.whole("sample_ordinal"),
+    wire.whole("attempt", 1, least=1),
+    wire.mapping("params"),
+    wire.text("suite", ""),
+    wire.text("fingerprint", ""),
+    wire.flag("echo"),
+    wire.text("id"),
+    wire.number("at"),
+    wire.mapping("tags", wire.read_tags),
+    wire.array("types", "the names of two types", wire.read_types, PLAIN),
+    wire.flag("commit"),
+    wire.whole("code", 0),
 )
-_REPLY = BodyReader(
+_REPLY = wire.BodyReader(
     "an EvalReply",
-    whole("sample_ordinal"),
-    array("sample", "input, expected and metadata", _read_sample, None),
-    text("id", ""),
-    text("worker", ""),
-    array("calls", "a cost and four counts", _read_calls, (None, 0, 0, 0, 0)),
-    array("endings", "the refused calls and the unknown endings by name", _read_endings, (0, EMPTY)),
-    text("snapshot", None, _snapshot_bytes),
+    wire.whole("sample_ordinal"),
+    wire.array("sample", "input, expected and metadata", wire.read_sample, None),
+    wire.text("id", ""),
+    wire.text("worker", ""),
+    wire.array("calls", "a cost and four counts", wire.read_calls, (None, 0, 0, 0, 0)),
+    wire.array("endings", "the refused calls and the unknown endings by name", wire.read_endings, (0, EMPTY)),
+    wire.text("snapshot", None, wire.snapshot_bytes),
     # The rest has the order of `EvalResult`.
-    array("key", _KEY, _read_key),
-    whole("ordinal"),
-    text("outcome", convert=_one_of(_OUTCOMES)),
-    array("score", "value, verdict, reason, metrics and name", _read_score, None),
-    text("output", None),
-    whole("latency_ms"),
+    wire.array("key", _KEY, wire.read_key),
+    wire.whole("ordinal"),
+    wire.text("outcome", convert=wire.one_of(_OUTCOMES)),
+    wire.array("score", "value, verdict, reason, metrics and name", wire.read_score, None),
+    wire.text("output", None),
+    wire.whole("latency_ms"),
     _USAGE,
-    text("error", None),
-    text("stage", None, _one_of(_STAGES)),
-    whole("attempt", least=1),
-    whole("execution"),
-    number("started_at"),
-    mapping("metadata"),
+    wire.text("error", None),
+    wire.text("stage", None, wire.one_of(_STAGES)),
+    wire.whole("attempt", least=1),
+    wire.whole("execution"),
+    wire.number("started_at"),
+    wire.mapping("metadata"),
 )
-_MAIN_REQUEST = BodyReader(
+_MAIN_REQUEST = wire.BodyReader(
     "a MainLoopRequest",
-    anything("input"),
-    text("id"),
-    mapping("params"),
-    text("experiment", "baseline", _experiment_name),
-    array("key", _KEY, _read_key, None),
-    mapping("metadata"),
-    whole("seed", 0),
-    whole("attempt", 1, least=1),
-    number("timeout_seconds", None),
+    wire.anything("input"),
+    wire.text("id"),
+    wire.mapping("params"),
+    wire.text("experiment", "baseline", wire.read_experiment),
+    wire.array("key", _KEY, wire.read_key, None),
+    wire.mapping("metadata"),
+    wire.whole("seed", 0),
+    wire.whole("attempt", 1, least=1),
+    wire.number("timeout_seconds", None),
     _TYPE,
 )
-_MAIN_RESULT = BodyReader(
+_MAIN_RESULT = wire.BodyReader(
     "a MainLoopResult",
-    text("id"),
-    anything("output"),
-    text("error", None),
-    text("session", None, _snapshot_bytes),
-    text("session_id", None),
+    wire.text("id"),
+    wire.anything("output"),
+    wire.text("error", None),
+    wire.text("session", None, wire.snapshot_bytes),
+    wire.text("session_id", None),
     _USAGE,
-    whole("latency_ms"),
+    wire.whole("latency_ms"),
     _TYPE,
 )
 

@@ -19,9 +19,9 @@ from fairtrial.base.offload import in_thread, require_asyncio
 from fairtrial.base.sync_bridge import make_sync
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, StoreError, UnknownRunError
+from fairtrial.fleet.client.fleet_run import log
 from fairtrial.fleet.client.submission import acknowledge, commit, handed_back_on_error, send_all, take
-from fairtrial.fleet.log import log
-from fairtrial.fleet.messages import EvalReply, EvalRequest, current_run_by_hand, end_run_by_hand, is_run_by_hand
+from fairtrial.fleet.messages import EvalReply, EvalRequest, current_implicit_run, end_implicit_run, is_implicit_run
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.reports.report import EvalReport
@@ -190,7 +190,7 @@ def _record(
         store.commit(run_id, (), batch)
 
 
-_LEASE_SECONDS = 60.0
+_BATCH_SECONDS = 60.0
 _WAIT_SECONDS = 20.0
 _NAMED = 20
 _OFFERED = 5
@@ -257,7 +257,7 @@ async def collect_results(
         wait = min(_WAIT_SECONDS if lost is None else _LOST_SECONDS, left)
 
         async def receive(wait: float = wait) -> Sequence[Message[EvalReply]]:
-            return await take(replies, _BATCH, lease_seconds=_LEASE_SECONDS, wait_seconds=wait)
+            return await take(replies, _BATCH, lease_seconds=_BATCH_SECONDS, wait_seconds=wait)
 
         messages = await retry_while_unavailable(receive, f"collecting from {replies.name}", log, seconds=left)
         if messages:
@@ -308,7 +308,7 @@ class _Collector:
                     return None
                 experiments = self._experiments or (first.result.key.experiment,)
                 run = self._store.create_run(self._planned(run_id, experiments))
-            if is_run_by_hand(run_id):
+            if is_implicit_run(run_id):
                 self._places = _stored_places(self._store, run)
                 taken = set(self._places.values())
                 self._free_places = (place for place in count() if place not in taken)
@@ -377,7 +377,7 @@ class _Collector:
     def _place(self, reply: EvalReply) -> int:
         """Return the position of a sample; requests without a key have none."""
         key = reply.result.key
-        if not is_run_by_hand(key.run_id):
+        if not is_implicit_run(key.run_id):
             return reply.sample_ordinal
         place = self._places.get(key.sample_id)
         if place is None:
@@ -404,9 +404,9 @@ class _Collector:
         """Report the results that have arrived; warn if some are missing."""
         run = self._run or await self._nothing_came()
         if self._count or self.complete:  # Else nothing would be mixed: the next call may collect it.
-            if run.run_id in submitted or is_run_by_hand(run.run_id):
+            if run.run_id in submitted or is_implicit_run(run.run_id):
                 remember(run.run_id, collected=True)
-            end_run_by_hand(run.run_id)
+            end_implicit_run(run.run_id)
         missing: MissingNote | None = None
         if not self.complete:
             names = await in_thread(lambda: self._names(run))
@@ -534,8 +534,8 @@ def _chosen_run(messages: Sequence[Message[EvalReply]]) -> str | None:
 
 def _uncollected() -> list[str]:
     """Return the runs of this process that have not been collected; requests without a key come last."""
-    by_hand = current_run_by_hand()
-    return [run_id for run_id, collected in submitted.items() if not collected] + ([by_hand] if by_hand else [])
+    implicit = current_implicit_run()
+    return [run_id for run_id, collected in submitted.items() if not collected] + ([implicit] if implicit else [])
 
 
 async def _leave_to_others(message: Message[EvalReply]) -> bool:

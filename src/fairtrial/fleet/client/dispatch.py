@@ -19,6 +19,7 @@ from fairtrial.fleet.client.fleet_run import (
     RunOwnership,
     Wakeup,
     find_shared_database,
+    log,
     raise_if_cancelled,
 )
 from fairtrial.fleet.client.ledger import Ledger
@@ -26,7 +27,6 @@ from fairtrial.fleet.client.recovery import Recovery, withdraw_requests
 from fairtrial.fleet.client.results import CommittedResults, ResultReceivers, StoredResults
 from fairtrial.fleet.client.silence import Silence
 from fairtrial.fleet.client.submission import ResultCommitter, StoredCursor, Submission
-from fairtrial.fleet.log import log
 from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs.request import RunRequest

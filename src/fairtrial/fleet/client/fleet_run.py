@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.base.backoff import patience_seconds, retry_while_unavailable
 from fairtrial.base.offload import in_thread
 from fairtrial.errors import MailboxError, RunBusyError
-from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import Broker, PostgresBroker
 from fairtrial.mailbox.protocol import Mailbox
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fairtrial.mailbox.postgres import PostgresConnection
     from fairtrial.store.sql import SqlStore
 
-
+log = logging.getLogger("fairtrial.fleet")
 _ANSWER_SECONDS = 30.0
 
 

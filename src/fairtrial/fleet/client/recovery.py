@@ -6,12 +6,11 @@ import time
 from itertools import islice
 
 from fairtrial.errors import MailboxConnectionError
-from fairtrial.fleet.client.fleet_run import FleetRun
+from fairtrial.fleet.client.fleet_run import FleetRun, log
 from fairtrial.fleet.client.ledger import Ledger
 from fairtrial.fleet.client.results import StoredResults
 from fairtrial.fleet.client.silence import Silence
 from fairtrial.fleet.client.submission import ResultCommitter, Submission, acknowledge, count_requests, hand_back
-from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalRequest
 from fairtrial.mailbox import server as bulk
 from fairtrial.mailbox.protocol import MailboxDepth, Message

@@ -10,11 +10,10 @@ from itertools import batched, islice
 
 from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.errors import MailboxConnectionError, MailboxError
-from fairtrial.fleet.client.fleet_run import FleetRun, Wakeup, raise_if_cancelled
+from fairtrial.fleet.client.fleet_run import FleetRun, Wakeup, log, raise_if_cancelled
 from fairtrial.fleet.client.ledger import Ledger
 from fairtrial.fleet.client.silence import Silence
 from fairtrial.fleet.client.submission import LINGER_SECONDS, ResultCommitter, acknowledge, handed_back_on_error, take
-from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply
 from fairtrial.fleet.queues import committed_channel
 from fairtrial.mailbox.protocol import Message

@@ -6,8 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from fairtrial.fleet.client.fleet_run import FleetRun
-from fairtrial.fleet.log import log
+from fairtrial.fleet.client.fleet_run import FleetRun, log
 from fairtrial.mailbox import server as bulk
 from fairtrial.mailbox.protocol import MailboxDepth
 

@@ -13,9 +13,8 @@ from typing import Any, Self
 from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.base.offload import finish, in_thread
 from fairtrial.errors import BodyError, MailboxConnectionError, MailboxFullError, SecretInDataError
-from fairtrial.fleet.client.fleet_run import FleetRun
+from fairtrial.fleet.client.fleet_run import FleetRun, log
 from fairtrial.fleet.client.ledger import Ledger
-from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.mailbox import server as bulk
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message

@@ -7,6 +7,7 @@ Ids come from messages, so they are validated before they become a file name or 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 from fairtrial.base.offload import in_thread
 from fairtrial.data.session.session import Session
 from fairtrial.errors import ConfigurationError, SessionError
-from fairtrial.fleet.log import log
 from fairtrial.store.protocol import RunStore
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.redis import RedisConnection
 
+_log = logging.getLogger("fairtrial.fleet")
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 _TTL_SECONDS = 86_400.0
 _CHECKS_PER_TTL = 24  # How often to look for abandoned sessions.
@@ -78,7 +79,7 @@ async def discard_session(sessions: SessionStore | None, session_id: str | None)
     try:
         await sessions.delete(session_id)
     except Exception as error:
-        log.warning("session %.100s cannot be deleted now and will be when it expires: %r", session_id, error)
+        _log.warning("session %.100s cannot be deleted now and will be when it expires: %r", session_id, error)
 
 
 def _snapshot(session: Session | bytes) -> bytes:
