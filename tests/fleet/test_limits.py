@@ -141,7 +141,7 @@ class TestRequests:
             {"adaptive": True, "initial": 0},
             {"requests_per_second": 1, "fill": 1.5},
             {"requests_per_second": 1, "share_without_server": 0},
-            {"requests_per_second": 1, "share_without_redis": -1},
+            {"requests_per_second": 1, "share_without_server": -1},
         ],
     )
     @pytest.mark.parametrize("engine", ENGINES)
@@ -346,9 +346,8 @@ class TestUnavailable:
             f"the limiter waits for {title}"
         ] * (len(said) - 2)
 
-    @pytest.mark.parametrize("option", ["share_without_server", "share_without_redis"])
-    async def test_with_a_share_calls_go_on_slowly(self, engine: str, option: str) -> None:
-        options: dict[str, Any] = {option: 0.05, "requests_per_second": 1000, "timeout_seconds": 1}
+    async def test_with_a_share_calls_go_on_slowly(self, engine: str) -> None:
+        options: dict[str, Any] = {"share_without_server": 0.05, "requests_per_second": 1000, "timeout_seconds": 1}
         async with FleetLimiter(nobodys_url(engine), "share", **options) as limiter:
             times = await begun(limiter, 20)
             assert times[-1] >= 19 / 1000 / 0.05 * 0.9

@@ -26,7 +26,7 @@ from fairtrial.data.session.events import PromptExecuted, TokenUsage
 from fairtrial.errors import LeaseLostError, StoreUnavailableError
 from fairtrial.fleet import EvalLoopConfig, EvalReply, EvalRequest, PostgresBroker
 from fairtrial.fleet.client import dispatch
-from fairtrial.fleet.worker import one_transaction
+from fairtrial.fleet.worker import outbox
 from fairtrial.fleet.worker.config import LoopCounters
 from fairtrial.fleet.worker.outbox import OneTransaction, ToSender, delivery_to
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
@@ -205,14 +205,14 @@ async def test_a_worker_that_is_frozen_in_a_transaction_does_not_hold_the_run(
     """It stores nothing, and when it goes on, it does it again."""
     monkeypatch.setattr(connections, "_IDLE_SECONDS", 0.3)
     frozen, waking = threading.Event(), threading.Event()
-    checked = one_transaction._Settling.check
+    checked = outbox._Settling.check
 
     def freeze(*given: Any) -> None:
         checked(*given)
         frozen.set()
         waking.wait(20)
 
-    monkeypatch.setattr(one_transaction._Settling, "check", freeze)
+    monkeypatch.setattr(outbox._Settling, "check", freeze)
     message = await bench.take()
     delivering = asyncio.create_task(bench.delivery.deliver(message, answer(message.body)))
     await asyncio.to_thread(frozen.wait, 20)

@@ -78,18 +78,45 @@ class Broker(Protocol):
 
 
 class _ServerBroker:
-    """What brokers on servers have in common: the mailboxes that they have opened."""
+    """What brokers on servers have in common: one connection, and the mailboxes that they have opened on it."""
 
-    connection: Any
-    _open: list[Mailbox[Any]]
+    def __init__(self, connection: Any, mailbox_type: Any, claim_check: ClaimCheck | None) -> None:
+        self.connection = connection
+        self._mailbox_type = mailbox_type
+        self._claim_check = claim_check
+        self._open: list[Mailbox[Any]] = []
 
-    def _mailbox(self, name: str, body_type: type[Any]) -> Any:
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.connection!r})"
+
+    def _mailbox(self, name: str, body_type: type[Any], **options: Any) -> Any:
+        mailbox = self._mailbox_type(name, body_type, self.connection, claim_check=self._claim_check, **options)
+        self._open.append(mailbox)
+        return mailbox
+
+    async def _expire(self, mailbox: Any, seconds: int) -> None:
+        """Let the server delete a mailbox unless it is opened again within this time."""
+        await mailbox.expire(seconds)
 
     async def requests(self, suite: str) -> Mailbox[EvalRequest]:
         """The mailbox a suite's workers take their work from."""
         mailbox: Mailbox[EvalRequest] = self._mailbox(requests_name(suite), EvalRequest)
         return mailbox
+
+    async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
+        """Open the mailbox for the results of one run; it expires a month after it was last opened."""
+        mailbox: Mailbox[EvalReply] = self._mailbox(results_name(suite, run_id), EvalReply)
+        await cast(Any, mailbox).open()
+        # Killed clients and stopped runs leave their mailbox behind. A client that resumes the run after it has expired
+        # sends the missing trials again.
+        await self._expire(mailbox, _UNCLAIMED_SECONDS)
+        return mailbox
+
+    async def retire(self, mailbox: Mailbox[Any]) -> None:
+        """Empty a mailbox and let it expire in an hour: until then, late duplicates can still be delivered."""
+        await mailbox.purge()
+        await self._expire(mailbox, _KEPT_SECONDS)
+        await self.leave(mailbox)
 
     async def has_mailbox(self, name: str) -> bool:
         """Return whether a mailbox with this name exists on this server."""
@@ -123,32 +150,10 @@ class RedisBroker(_ServerBroker):
 
     def __init__(self, url: str, *, claim_check: ClaimCheck | None = None, **options: Any) -> None:
         try:
-            from fairtrial.mailbox.redis import RedisConnection
+            from fairtrial.mailbox.redis import RedisConnection, RedisMailbox
         except ImportError:
             raise MissingExtraError("a mailbox on Redis", "redis") from None
-        self.connection = RedisConnection(url, **options)
-        self._claim_check = claim_check
-        self._open: list[Mailbox[Any]] = []
-
-    def __repr__(self) -> str:
-        return f"RedisBroker({self.connection!r})"
-
-    def _mailbox(self, name: str, body_type: type[Any]) -> Any:
-        from fairtrial.mailbox.redis import RedisMailbox
-
-        mailbox = RedisMailbox(name, body_type, self.connection, claim_check=self._claim_check)
-        self._open.append(mailbox)
-        return mailbox
-
-    async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
-        """Open the mailbox for the results of one run; it expires a month after it was last opened."""
-        mailbox = self._mailbox(results_name(suite, run_id), EvalReply)
-        await mailbox.open()
-        # Killed clients and stopped runs leave their mailbox behind. A client that resumes the run after it has expired
-        # sends the missing trials again.
-        await self._expire(mailbox, _UNCLAIMED_SECONDS)
-        opened: Mailbox[EvalReply] = mailbox
-        return opened
+        super().__init__(RedisConnection(url, **options), RedisMailbox, claim_check)
 
     async def suites(self) -> list[str]:
         """Return the suites that have a queue on this server, as mailbox names spell them."""
@@ -161,12 +166,6 @@ class RedisBroker(_ServerBroker):
         except (RedisError, OSError) as error:
             raise translated(error, "searching for queues") from None
         return sorted({suite for key in keys if (suite := requests_suite(key))})
-
-    async def retire(self, mailbox: Mailbox[Any]) -> None:
-        """Empty a mailbox and let it expire in an hour: until then, late duplicates can still be delivered."""
-        await mailbox.purge()
-        await self._expire(mailbox, _KEPT_SECONDS)
-        await self.leave(mailbox)
 
     async def _expire(self, mailbox: Any, seconds: int) -> None:
         from redis.exceptions import RedisError
@@ -191,29 +190,9 @@ class PostgresBroker(_ServerBroker):
     """
 
     def __init__(self, url: str, *, claim_check: ClaimCheck | None = None, **options: Any) -> None:
-        from fairtrial.mailbox.postgres import PostgresConnection
+        from fairtrial.mailbox.postgres import PostgresConnection, PostgresMailbox
 
-        self.connection = PostgresConnection(url, **options)
-        self._claim_check = claim_check
-        self._open: list[Mailbox[Any]] = []
-
-    def __repr__(self) -> str:
-        return f"PostgresBroker({self.connection!r})"
-
-    def _mailbox(self, name: str, body_type: type[Any]) -> Any:
-        from fairtrial.mailbox.postgres import PostgresMailbox
-
-        mailbox = PostgresMailbox(name, body_type, self.connection, claim_check=self._claim_check)
-        self._open.append(mailbox)
-        return mailbox
-
-    async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
-        """Open the mailbox for the results of one run; it expires a month after it was last opened."""
-        mailbox = self._mailbox(results_name(suite, run_id), EvalReply)
-        await mailbox.open()
-        await mailbox.expire(_UNCLAIMED_SECONDS)
-        opened: Mailbox[EvalReply] = mailbox
-        return opened
+        super().__init__(PostgresConnection(url, **options), PostgresMailbox, claim_check)
 
     async def suites(self) -> list[str]:
         """Return the suites that have a queue in this database, as mailbox names spell them."""
@@ -221,12 +200,6 @@ class PostgresBroker(_ServerBroker):
 
         rows = await self.connection.run("searching for queues", NAMES, {"suffix": _REQUESTS, "most": _MAX_SUITES})
         return [name.removesuffix(_REQUESTS) for (name,) in rows]
-
-    async def retire(self, mailbox: Any) -> None:
-        """Empty a mailbox and let it expire in an hour: until then, late duplicates can still be delivered."""
-        await mailbox.purge()
-        await mailbox.expire(_KEPT_SECONDS)
-        await self.leave(mailbox)
 
 
 class SqsBroker(_ServerBroker):
@@ -239,23 +212,19 @@ class SqsBroker(_ServerBroker):
 
     def __init__(self, url: str, *, claim_check: ClaimCheck | None = None) -> None:
         try:
-            from fairtrial.mailbox.sqs import SqsConnection
+            from fairtrial.mailbox.sqs import SqsConnection, SqsMailbox
         except ImportError:
             raise MissingExtraError("a mailbox on SQS", "sqs") from None
-        self.connection = SqsConnection(url)
-        self._claim_check = claim_check
-        self._open: list[Mailbox[Any]] = []
+        super().__init__(SqsConnection(url), SqsMailbox, claim_check)
         self._sweeping: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"SqsBroker({self.connection!r})"
+    def _mailbox(self, name: str, body_type: type[Any], **options: Any) -> Any:
+        if body_type is EvalReply:
+            options["shards"] = 1
+        return super()._mailbox(name, body_type, **options)
 
-    def _mailbox(self, name: str, body_type: type[Any], *, shards: int | None = None) -> Any:
-        from fairtrial.mailbox.sqs import SqsMailbox
-
-        mailbox = SqsMailbox(name, body_type, self.connection, claim_check=self._claim_check, shards=shards)
-        self._open.append(mailbox)
-        return mailbox
+    async def _expire(self, mailbox: Any, seconds: int) -> None:
+        await mailbox.queues.expire(seconds)
 
     async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
         """Open the mailbox for the results of one run, and delete those that others abandoned.
@@ -264,13 +233,10 @@ class SqsBroker(_ServerBroker):
         """
         from fairtrial.mailbox.sqs.queues import delete_abandoned_quietly
 
-        mailbox = self._mailbox(results_name(suite, run_id), EvalReply, shards=1)
-        await mailbox.open()
-        await mailbox.queues.expire(_UNCLAIMED_SECONDS)
+        mailbox = await super().results(suite, run_id)
         if self._sweeping is None:
             self._sweeping = asyncio.ensure_future(delete_abandoned_quietly(self.connection))
-        opened: Mailbox[EvalReply] = mailbox
-        return opened
+        return mailbox
 
     async def suites(self) -> list[str]:
         """Return the suites that have a queue at this address, as mailbox names spell them."""
@@ -279,11 +245,11 @@ class SqsBroker(_ServerBroker):
         names = {
             (await tags_of(self.connection, url)).get(MAILBOX_TAG, "") for url in await list_queues(self.connection)
         }
-        return sorted(name.removesuffix(".requests") for name in names if name.endswith(".requests"))
+        return sorted(name.removesuffix(_REQUESTS) for name in names if name.endswith(_REQUESTS))
 
     async def retire(self, mailbox: Mailbox[Any]) -> None:
         """Let the sweeper delete a mailbox in an hour: until then, late duplicates can still be delivered."""
-        await cast(Any, mailbox).queues.expire(_KEPT_SECONDS)
+        await self._expire(mailbox, _KEPT_SECONDS)
         await self.leave(mailbox)
 
     async def close(self) -> None:

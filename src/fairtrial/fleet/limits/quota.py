@@ -68,7 +68,6 @@ class FleetLimiter:
         fill: The share of the quota to use: clocks and networks are inexact, and refusals cost more than short waits.
         tokens_per_call: The expected usage of the first calls.
         share_without_server: The share of the rate that this process may use while the server is unavailable.
-        share_without_redis: The former name of `share_without_server`.
         options: Options of the connection, as `RedisConnection` or `PostgresConnection` takes them.
     """
 
@@ -85,7 +84,6 @@ class FleetLimiter:
         fill: float = 0.97,
         tokens_per_call: float = 1000.0,
         share_without_server: float | None = None,
-        share_without_redis: float | None = None,
         **options: Any,
     ) -> None:
         if requests_per_second is not None and requests_per_minute is not None:
@@ -94,8 +92,7 @@ class FleetLimiter:
         if rate is None and tokens_per_minute is None and not adaptive:
             raise ConfigurationError("FleetLimiter requires a rate of requests or of tokens, or adaptive=True")
         numbers = {"rate": rate, "tokens_per_minute": tokens_per_minute, "initial": initial}
-        share = share_without_redis if share_without_server is None else share_without_server
-        numbers |= {"tokens_per_call": tokens_per_call, "share_without_server": share}
+        numbers |= {"tokens_per_call": tokens_per_call, "share_without_server": share_without_server}
         for what, number in numbers.items():
             if number is not None and not 0 < number < float("inf"):
                 raise ConfigurationError(f"{what} must be a finite number more than 0 (got {number})")
@@ -113,7 +110,7 @@ class FleetLimiter:
             first=min(initial, used) if adaptive else 0.0,
             largest=used,
         )
-        self._share = share
+        self._share = share_without_server
         self._tokens_per_call = tokens_per_call
         self._connections = LoopConnections(source, **options)
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopLimiter] = WeakKeyDictionary()
@@ -260,7 +257,7 @@ class _LoopLimiter:
                     await asyncio.wait(list(self._chores))
                 self._forget_old()
                 if not self._slots:
-                    await self._lease(min(len(self._waiting), self._block()))
+                    await self._reserve(min(len(self._waiting), self._block()))
                     continue
                 pause = self._slots[0] - time.monotonic()
                 if pause > 0:
@@ -271,13 +268,13 @@ class _LoopLimiter:
                     self._slots.popleft()
                     self._admit()
         except Exception as error:  # Waiting calls must receive any error.
-            said = error
+            raised = error
             if not isinstance(error, FairtrialError):
                 _log.exception("the limiter %s failed", self._quota.name)
-                said = MailboxError(f"the limiter {self._quota.name}: {error!r}")
+                raised = MailboxError(f"the limiter {self._quota.name}: {error!r}")
             for future in self._waiting:
                 if not future.done():
-                    future.set_exception(said)
+                    future.set_exception(raised)
             self._waiting.clear()
         finally:
             self._pump = None
@@ -306,7 +303,7 @@ class _LoopLimiter:
         rate = self.rate if self._quota.first and self.rate else self._quota.largest
         return max(1, int(rate * BLOCK_SECONDS)) if self.rate or not self._quota.first else 1
 
-    async def _lease(self, count: int) -> None:
+    async def _reserve(self, count: int) -> None:
         debt, self._debt = self._debt, 0.0
         expected = self._expected
         try:
@@ -356,7 +353,7 @@ class _LoopLimiter:
         await asyncio.sleep(FRESH_SECONDS)
         try:
             if self._debt:
-                await self._lease(0)
+                await self._reserve(0)
         except FairtrialError as error:
             _log.warning("token usage could not be published to the fleet: %s", error)
         finally:

@@ -26,7 +26,7 @@ local function cooling(text)
 end
 """
 
-LEASE = LuaScript(
+RESERVE = LuaScript(
     _COMMON
     + """
 -- KEYS state; ARGV how many, us per request, burst of requests, us per token (0: no limit), burst of tokens,
@@ -159,7 +159,7 @@ class RedisLimits(LimitServer):
         """Reserve start times."""
         rates = (quota.cost_us, quota.burst, quota.token_cost_us, quota.token_burst)
         args = (count, *rates, tokens_each, tokens_owed, quota.first, quota.largest)
-        epoch, wait, rate, *offsets = await self._limit(LEASE, quota, args)
+        epoch, wait, rate, *offsets = await self._limit(RESERVE, quota, args)
         return ReservedBlock(epoch, wait, rate / 1000, offsets)
 
     async def refuse(self, quota: Quota, epoch: int, told_us: float) -> CooldownState:

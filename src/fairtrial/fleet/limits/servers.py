@@ -12,8 +12,6 @@ from fairtrial.mailbox.server import ServerConnection
 
 LONGEST_COOLDOWN: Final = 120.0
 """A `retry-after` counts for at most this many seconds."""
-LONGEST_AHEAD: Final = 10.0
-"""Start times are reserved at most this many seconds ahead."""
 REMEMBERED_DAYS: Final = 30
 """How long the usage of a run is kept after the last call."""
 
