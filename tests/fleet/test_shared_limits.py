@@ -141,7 +141,7 @@ def frozen_servers(
     redis_url: str, mailbox_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[asyncio.Runner, list[tuple[SharedServer, LimitServer]]]]:
     """Both servers, whose clocks stand still."""
-    for name in ("LEASE", "REFUSED", "LISTEN"):
+    for name in ("RESERVE", "REFUSED", "LISTEN"):
         text = getattr(redis_scripts, name).text
         assert text.count("redis.call('TIME')") == 1
         monkeypatch.setattr(redis, name, LuaScript(text.replace("redis.call('TIME')", f"{{{NOW}, 0}}")))

@@ -70,7 +70,7 @@ class DispatchConfig:
         batch: Maximum number of requests to send, or results to commit, at once.
         receivers: Number of tasks that receive and commit batches of results concurrently.
         floor: Minimum number of requests to keep in the mailbox, however few workers there seem to be.
-        lease_seconds: Lease of a batch of results, after which another collector may receive it.
+        batch_seconds: How long a batch of results is held by this client, before another collector may receive it.
         poll_seconds: Interval at which the depth of the request mailbox is read.
         recovery_seconds: Time without a result after which the client checks for lost requests.
         hint_seconds: Time without a result and without a worker after which the client logs a hint.
@@ -84,7 +84,7 @@ class DispatchConfig:
     batch: int = 500
     receivers: int = 2
     floor: int = 100
-    lease_seconds: float = 15.0
+    batch_seconds: float = 15.0
     poll_seconds: float = 0.1
     recovery_seconds: float = 2.0
     hint_seconds: float = 10.0
@@ -144,7 +144,7 @@ class FleetRun:
 
 
 class RunOwnership:
-    """The lease of a run, held by one of its clients. Further clients may join without it.
+    """The ownership of a run, held by one of its clients. Further clients may join without it.
 
     A client never takes a run from a process that executes it locally, and such a process never takes one from a
     client.
@@ -156,7 +156,7 @@ class RunOwnership:
         self._checked = time.monotonic()
 
     async def acquire(self, *, ending: bool = False) -> None:
-        """Acquire the lease, or join the client that holds it.
+        """Acquire the run, or join the client that holds it.
 
         A client that joined takes over when the other one is gone, unless it is `ending`.
 
@@ -170,7 +170,7 @@ class RunOwnership:
                 return
             except RunBusyError:
                 work.lease.stop()
-                work.lease = None  # The lease was taken over while this process was frozen.
+                work.lease = None  # The run was taken over while this process was frozen.
         owner = await fleet.ask_store(lambda: run_lease.active_owner(fleet.store, run_id))
         if ending and owner is None:
             return

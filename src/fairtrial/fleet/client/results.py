@@ -160,7 +160,7 @@ class ResultReceivers:
         """Settle duplicates that have arrived in the meantime: they are acknowledged and change nothing."""
         fleet = self._fleet
         try:
-            while messages := await fleet.results.receive(fleet.config.batch, fleet.config.lease_seconds, 0):
+            while messages := await fleet.results.receive(fleet.config.batch, fleet.config.batch_seconds, 0):
                 await self._settle(messages)
         except MailboxConnectionError as error:
             log.debug("messages remain in %s: %s", fleet.results.name, error)
@@ -190,7 +190,7 @@ class ResultReceivers:
 
     async def _take(self) -> Sequence[Message[EvalReply]]:
         fleet, config = self._fleet, self._fleet.config
-        return await take(fleet.results, config.batch, lease_seconds=config.lease_seconds, wait_seconds=_WAIT_SECONDS)
+        return await take(fleet.results, config.batch, lease_seconds=config.batch_seconds, wait_seconds=_WAIT_SECONDS)
 
     async def _settle(self, messages: Sequence[Message[EvalReply]]) -> None:
         """Commit a batch, acknowledge it, then publish the new results."""

@@ -134,6 +134,7 @@ class ResultCommitter:
     """Commits results, records them in the ledger and checks the limits of the run.
 
     Attributes:
+        limits: The limits of the run.
         refused: Trials whose results the store refuses.
     """
 
@@ -141,7 +142,7 @@ class ResultCommitter:
         self._fleet = fleet
         self._ledger = ledger
         self._retries = retries
-        self._limits = limits
+        self.limits = limits
         self.refused: set[int] = set()
 
     async def commit(self, replies: Sequence[EvalReply]) -> list[EvalResult]:
@@ -167,26 +168,18 @@ class ResultCommitter:
                 self.refused.update(result.ordinal for result in fresh if result.key in refused)
             for result in fresh:
                 ledger.mark_done(result.ordinal)
-                self._limits.check(result, fleet.stop)
+                self.limits.check(result, fleet.stop)
         return fresh
 
     async def give_up(self, trials: Sequence[PlannedTrial], reason: str) -> None:
         """Store error results for trials that could not be delivered to a worker."""
         await self.commit([_undelivered(trial, reason) for trial in trials])
 
-    def is_stopped(self, trial: PlannedTrial) -> bool:
-        """Whether the experiment of a trial was stopped."""
-        return self._limits.is_stopped(trial.key.experiment)
-
-    def end_stopped(self) -> None:
-        """End the run as incomplete because experiments were stopped."""
-        self._limits.end_stopped(self._fleet.stop)
-
     @property
     def has_listeners(self) -> bool:
         """Whether anything needs every result: observers, limits, adaptive stopping, a stream."""
         fleet = self._fleet
-        return bool(fleet.observers or fleet.work.on_result is not None or self._limits.matter or fleet.stop.adaptive)
+        return bool(fleet.observers or fleet.work.on_result is not None or self.limits.matter or fleet.stop.adaptive)
 
     async def publish_stored(self, result: EvalResult) -> None:
         """Publish a result that another process has stored, as if it had been committed here."""
@@ -194,7 +187,7 @@ class ResultCommitter:
         if fleet.work.progress is not None:
             fleet.work.progress.cost_usd += result.total_cost_usd
         fleet.observers.publish(SampleEvaluated(fleet.run_id, result))
-        self._limits.check(result, fleet.stop)
+        self.limits.check(result, fleet.stop)
         if fleet.work.on_result is not None:
             await fleet.work.on_result(result)
 
@@ -349,7 +342,7 @@ class Submission:
     def _is_wanted(self, trial: PlannedTrial) -> bool:
         if self._ledger.is_done(trial.ordinal):
             return False
-        if self._committer.is_stopped(trial):
+        if self._committer.limits.is_stopped(trial.key.experiment):
             self._held_back[trial.ordinal >> 3] |= 1 << (trial.ordinal & 7)
             return False
         return True
@@ -358,7 +351,7 @@ class Submission:
         """End the run if nothing is missing but the trials of experiments that were stopped."""
         held_back = sum(byte.bit_count() for byte in self._held_back)
         if held_back and self._ledger.missing <= held_back:
-            self._committer.end_stopped()
+            self._committer.limits.end_stopped(self._fleet.stop)
 
     async def _send(self, trials: list[PlannedTrial]) -> None:
         fleet, ledger = self._fleet, self._ledger

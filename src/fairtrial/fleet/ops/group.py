@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops.health import HEALTH_HOST, STALL_SECONDS, Family, Probe, Reading, depth_families, exposition
 from fairtrial.fleet.ops.supervise import Loop, LoopFactory, RestartPolicy, Supervised
 from fairtrial.fleet.ops.watchdog import Watchdog
-from fairtrial.mailbox.protocol import MailboxDepth
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -64,14 +64,6 @@ _DEPTH_SECONDS = 5.0
 _RENDER_SECONDS = 1.0
 
 
-class Watched(Protocol):
-    """A mailbox whose depth is shown among the metrics."""
-
-    async def depth(self) -> MailboxDepth:
-        """How many messages are where."""
-        ...
-
-
 class MailboxDepths:
     """The depths of mailboxes, asked for every few seconds.
 
@@ -80,7 +72,7 @@ class MailboxDepths:
         oldest: The age in seconds of the message that waits longest, of each mailbox that knows it.
     """
 
-    def __init__(self, mailboxes: Mapping[str, Watched]) -> None:
+    def __init__(self, mailboxes: Mapping[str, Mailbox[Any]]) -> None:
         self._mailboxes = dict(mailboxes)
         self.depths: dict[str, MailboxDepth] = {}
         self.oldest: dict[str, float] = {}
@@ -92,7 +84,7 @@ class MailboxDepths:
                 await self._ask(name, mailbox)
             await asyncio.sleep(_DEPTH_SECONDS)
 
-    async def _ask(self, name: str, mailbox: Watched) -> None:
+    async def _ask(self, name: str, mailbox: Mailbox[Any]) -> None:
         try:
             self.depths[name] = await mailbox.depth()
             if (ask_oldest := getattr(mailbox, "oldest_waiting_seconds", None)) is not None:
@@ -116,32 +108,22 @@ class GroupPages:
     """Says whether a group is ready, and its metrics. Called in the health server's thread.
 
     Args:
-        loops: The group's loops.
-        phase: Returns the group's state.
-        call: Calls a function in the group's event loop.
-        watchdog: Says whether that event loop is stuck; None if it is not watched.
+        lifecycle: The group's loops and its state.
+        watchdog: Says whether its event loop is stuck; None if it is not watched.
         depths: The depths of mailboxes.
     """
 
-    def __init__(
-        self,
-        loops: Sequence[Supervised],
-        phase: Callable[[], str],
-        call: Callable[[Callable[[], None]], None],
-        watchdog: Watchdog | None,
-        depths: MailboxDepths,
-    ) -> None:
-        self._loops = loops
-        self._phase = phase
-        self._call = call
+    def __init__(self, lifecycle: GroupLifecycle, watchdog: Watchdog | None, depths: MailboxDepths) -> None:
+        self._lifecycle = lifecycle
+        self._loops = lifecycle.loops
         self._watchdog = watchdog
         self._depths = depths
         self._last_metrics = ""
 
     def not_ready(self) -> str:
         """Why the group is not ready; nothing if it is."""
-        if (phase := self._phase()) != "running":
-            return f"the group is {phase}"
+        if (state := self._lifecycle.state) != "running":
+            return f"the group is {state}"
         if self._watchdog is not None and self._watchdog.stalled:
             return "the event loop is stuck"
         # Errors may quote models or samples, so they are only written to the log.
@@ -163,13 +145,13 @@ class GroupPages:
                     rendered.set_exception(error)
 
         # The numbers of loops are read in their event loop. For a blocked one, the last known numbers are shown.
-        self._call(render)
+        self._lifecycle.call(render)
         try:
             self._last_metrics = await asyncio.wait_for(asyncio.wrap_future(rendered), _RENDER_SECONDS)
         except TimeoutError:
             pass
         ready = not self.not_ready()
-        draining = self._phase() in ("draining", "hurrying")
+        draining = self._lifecycle.state in ("draining", "hurrying")
         state = [
             Family("fairtrial_group_ready", "gauge", "1 when all loops run and take work.", (Reading(float(ready)),)),
             Family(
@@ -214,9 +196,9 @@ def _own_families(loops: Sequence[Supervised]) -> list[Family]:
 
 def _numbers(loop: Any, attribute: str) -> list[tuple[str, dict[str, str], float]]:
     """What a loop says about itself, as far as it is numbers: name, labels, value. A mapping inside has a label."""
-    said = getattr(loop, attribute, None)
+    value = getattr(loop, attribute, None)
     try:
-        tree = said() if callable(said) else said
+        tree = value() if callable(value) else value
         if is_dataclass(tree):
             tree = {field.name: getattr(tree, field.name) for field in fields(tree)}
         if not isinstance(tree, Mapping):
@@ -248,6 +230,7 @@ class GroupLifecycle:
     remaining work. Tasks that do not end within `HURRY_SECONDS` of their cancellation are abandoned.
 
     Attributes:
+        loops: The loops.
         state: The current state.
         hurried: Whether work in progress was cancelled.
     """
@@ -255,7 +238,7 @@ class GroupLifecycle:
     def __init__(self, loops: Sequence[Supervised], drain_seconds: float) -> None:
         self.state: GroupState = "new"
         self.hurried = False
-        self._loops = loops
+        self.loops = loops
         self._drain_seconds = drain_seconds
         self._stop_requested = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -282,7 +265,7 @@ class GroupLifecycle:
     def start(self) -> None:
         """Run every loop."""
         self.state = "running"
-        self._tasks = {asyncio.create_task(one.run(), name=f"fairtrial {one.name}") for one in self._loops}
+        self._tasks = {asyncio.create_task(one.run(), name=f"fairtrial {one.name}") for one in self.loops}
         if self._stop_requested:
             self.drain()
 
@@ -292,7 +275,7 @@ class GroupLifecycle:
             return
         self.state = "draining"
         _log.info("draining: taking no more work")
-        for one in self._loops:
+        for one in self.loops:
             one.stop()
         self._timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.hurry)
 
@@ -378,7 +361,7 @@ class LoopGroup:
         stall_seconds: float | None = STALL_SECONDS,
         exit_on_stall: bool = False,
         drain_seconds: float = DRAIN_SECONDS,
-        watch: Mapping[str, Watched] = EMPTY,
+        watch: Mapping[str, Mailbox[Any]] = EMPTY,
     ) -> None:
         if not loops:
             raise ConfigurationError("a LoopGroup requires at least one loop")
@@ -391,7 +374,7 @@ class LoopGroup:
         self._lifecycle = lifecycle = GroupLifecycle(self.loops, drain_seconds)
         self._watchdog = None if stall_seconds is None else Watchdog(stall_seconds, exit_on_stall=exit_on_stall)
         self._depths = MailboxDepths(watch)
-        self._pages = GroupPages(self.loops, lambda: lifecycle.state, lifecycle.call, self._watchdog, self._depths)
+        self._pages = GroupPages(lifecycle, self._watchdog, self._depths)
         self._health: Probe | None = None
         if health_port is not None:
             pages = self._pages

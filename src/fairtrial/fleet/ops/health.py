@@ -355,8 +355,8 @@ class Probe:
     async def _health(self) -> Page:
         """Combine both for people: fails like `/live` and includes the text of `/ready`."""
         stuck, why = self._stuck(), self._not_ready()
-        said = {"live": not stuck, "ready": not why, "why": stuck or why, "version": __version__}
-        return Page.json(said, 503 if stuck else 200)
+        answer = {"live": not stuck, "ready": not why, "why": stuck or why, "version": __version__}
+        return Page.json(answer, 503 if stuck else 200)
 
     async def _metrics(self) -> Page:
         own = "" if self._render is None else await self._render()

@@ -40,35 +40,16 @@ class Loop(Protocol):
 type LoopFactory = Callable[[], Loop]
 
 
-@dataclass(frozen=True, slots=True)
 class Bound:
     """A loop with a custom `run`: `Bound(loop, lambda: loop.run(until_empty=True))`."""
 
-    loop: Any
-    start: Callable[[], Awaitable[object]]
+    def __init__(self, loop: Loop, run: Callable[[], Awaitable[object]]) -> None:
+        self._loop = loop
+        self.run = run
+        self.stop = loop.stop
 
-    @property
-    def counters(self) -> Any:
-        """The loop's own."""
-        return getattr(self.loop, "counters", None)
-
-    @property
-    def gauges(self) -> Any:
-        """The loop's own."""
-        return getattr(self.loop, "gauges", None)
-
-    @property
-    def ready(self) -> bool:
-        """The loop's own."""
-        return bool(getattr(self.loop, "ready", True))
-
-    def run(self) -> Awaitable[object]:
-        """Call the custom `run`."""
-        return self.start()
-
-    def stop(self) -> object:
-        """Stop the loop."""
-        return self.loop.stop()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
 
 
 @first_is(int, float)

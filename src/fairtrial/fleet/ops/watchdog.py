@@ -84,21 +84,21 @@ class Watchdog:
         self._timer = loop.call_later(self._interval, self._live, loop)
 
     def _watch(self) -> None:
-        told = False
+        is_logged = False
         queue, looked = RunQueue(os.getpid()), time.monotonic()
         while not self._end.wait(self._interval):
             looked, before = time.monotonic(), looked
             self._starved += queue.starved_seconds(looked - before)
             if not self.stalled:
-                if told:
+                if is_logged:
                     _log.warning("the event loop responds again")
-                told = False
-            elif not told:
-                told = True
+                is_logged = False
+            elif not is_logged:
+                is_logged = True
                 self.stalls += 1
-                self._tell()
+                self._log_stall()
 
-    def _tell(self) -> None:
+    def _log_stall(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "its thread is gone\n"
         _log.error("the event loop has been stuck for %.1f s, in:\n%s", self.silence, stack)
