@@ -27,8 +27,8 @@ def test_the_pictures_are_those_that_the_commands_make_today() -> None:
 
 @pytest.mark.long
 def test_the_screenshots_show_the_pages_of_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load_script("screenshots")
-    assert script.stale() == [], "run scripts/screenshots and look at them"
+    script = load_script("pictures")
+    assert script.stale() == [], "run scripts/pictures --screens and look at them"
     styles = tmp_path / "view.css"
     styles.write_text("body { color: red }")
     monkeypatch.setattr(script, "STYLES", styles)
@@ -55,7 +55,7 @@ def test_every_picture_is_shown_somewhere() -> None:
 
 def test_the_reference_has_every_option_of_every_command_in_the_words_of_its_help() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
-    assert load_script("commands").rewritten(text) == text, "run scripts/commands --write"
+    assert load_script("pages").rewritten_commands(text) == text, "run scripts/pages --write"
 
 
 def test_the_reference_is_complete_without_its_script() -> None:
@@ -77,10 +77,12 @@ def test_the_reference_is_complete_without_its_script() -> None:
 def test_a_stale_reference_is_noticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = load_script("commands")
-    page = tmp_path / "commands.md"
+    script = load_script("pages")
+    page, table = tmp_path / "commands.md", tmp_path / "requirements.md"
     page.write_text("# Commands\n" + script.MARK)
+    table.write_text(script.TABLE.read_text(encoding="utf-8"))
     monkeypatch.setattr(script, "PAGE", page)
+    monkeypatch.setattr(script, "TABLE", table)
     assert script.main(["--check"]) == 1
     assert "stale" in capsys.readouterr().out
     assert script.main(["--write"]) == 0

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load_script("requirements")
+    return load_script("pages")
 
 
 def test_the_table_is_true(script: ModuleType) -> None:
@@ -64,10 +64,10 @@ def test_markers_are_read_from_functions_methods_and_classes(script: ModuleType,
     proofs = script.proven_by(tmp_path / "tests")
     one, inner = "tests/deep/test_it.py::test_one", "tests/deep/test_it.py::TestTwo::test_inner"
     assert proofs == {"R1": [one], "R3": [one], "R2": [inner], "R4": [inner]}
-    written = script.rewritten(TEXT, proofs)
+    written = script.rewritten_table(TEXT, proofs)
     assert f"| R1 | one | `{one}` |" in written
     assert script.problems(written, proofs) == []
-    assert script.problems(TEXT, proofs) == ["the table is stale: run scripts/requirements --write"]
+    assert script.problems(TEXT, proofs) == ["the table is stale: run scripts/pages --write"]
 
 
 def test_markers_of_whole_modules_and_classes_are_read_too(script: ModuleType, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_unknown_repeated_and_unproven_numbers_are_named(script: ModuleType) -> 
         "R4 is in the table twice",
         "R117 is in no row of the table, and tests/test_x.py::test_y says it proves it",
         "R4 is called finished, and no test proves it",
-        "the table is stale: run scripts/requirements --write",
+        "the table is stale: run scripts/pages --write",
     ]
 
 
@@ -95,4 +95,4 @@ def test_the_command_says_what_it_does(script: ModuleType, capsys: pytest.Captur
     assert script.main([]) == 2
     assert "--write" in capsys.readouterr().out
     assert script.main(["--check"]) == 0
-    assert capsys.readouterr().out == "docs/maintainers/requirements.md is true\n"
+    assert capsys.readouterr().out == "the generated parts are up to date\n"

@@ -146,7 +146,7 @@ class TestReward:
 
 
 class TestTrl:
-    """What needs no TRL; `scripts/trainers` trains with it."""
+    """What needs no TRL; `python scripts/peers trainers` trains with it."""
 
     def test_one_function_is_the_reward_of_the_score(self) -> None:
         training = trl(suite)

@@ -123,7 +123,7 @@ def test_invalid_labels_and_weights_are_refused() -> None:
         judged([1, 0], [1, None], weights=[0.0, 1.0])
     with pytest.raises(ValueError, match="must have a score"):
         corrected_mean(judged([1, np.nan], [1, None]))
-    with pytest.raises(ValueError, match="Every sample must have a trial"):
+    with pytest.raises(ValueError, match="every sample must have a trial"):
         corrected_mean(judged([1, 0], [1, None], samples=[0, 2]))
     with pytest.raises(ValueError, match="the same samples"):
         corrected_difference(judged([1, 0], [1, None]), judged([1, 0, 1], [1, None, 1]))

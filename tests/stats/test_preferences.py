@@ -129,7 +129,7 @@ class TestComparisons:
         assert [one.best for one in found.systems] == pytest.approx([1 / 3] * 3, abs=0.03)
 
     def test_systems_that_no_chain_of_comparisons_connects_are_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"No comparison connects 'a' with 'c'.*\(a, b; c, d\)"):
+        with pytest.raises(ValueError, match=r"no comparison connects 'a' with 'c'.*\(a, b; c, d\)"):
             stats.bradley_terry([("a", "b", "a"), ("c", "d", None)])
 
     @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ class TestComparisons:
         [
             ([], "at least one comparison"),
             ([("a", "a", "a")], "must be of two systems"),
-            ([("a", "b", "c")], "The winner must be 'a', 'b', or None for a tie"),
+            ([("a", "b", "c")], "the winner must be 'a', 'b', or None for a tie"),
         ],
     )
     def test_what_is_no_comparison_is_refused(self, given: list[tuple[str, str, str]], said: str) -> None:

@@ -23,7 +23,7 @@ class Call:
 
     def abandon(self) -> None:
         self.abandoned += 1
-        self._calls.end(self)
+        self._calls.end(self.abandon)
 
 
 def executed(tokens: int | None = 5, ms: float = 1000.0) -> PromptExecuted:
@@ -48,12 +48,12 @@ def test_a_conversation_is_recorded_once_although_each_call_repeats_it() -> None
     session = Session()
     calls = ApplicationCalls(session)
     first, second = Call(calls), Call(calls)
-    calls.begin([QUESTION], first)
+    calls.begin([QUESTION], first.abandon)
     calls.answered(executed(), ASKS)
-    calls.end(first)
-    calls.begin([QUESTION, ASKS, FOUND], second)
+    calls.end(first.abandon)
+    calls.begin([QUESTION, ASKS, FOUND], second.abandon)
     calls.answered(executed(), ChatMessage("assistant", "7 euros"))
-    calls.end(second)
+    calls.end(second.abandon)
     calls.finish()
     assert texts(session) == ["How much?", "", "7", "7 euros"]
     assert len(session.everything()[PromptExecuted].all()) == 2
@@ -74,10 +74,10 @@ def test_what_is_open_at_the_end_of_the_task_is_recorded() -> None:
     session = Session()
     calls = ApplicationCalls(session)
     left, ended = Call(calls), Call(calls)
-    calls.begin([QUESTION], left)
-    calls.begin([QUESTION], ended)
+    calls.begin([QUESTION], left.abandon)
+    calls.begin([QUESTION], ended.abandon)
     calls.answered(executed(), ASKS)
-    calls.end(ended)
+    calls.end(ended.abandon)
     calls.finish()
     assert (left.abandoned, ended.abandoned) == (1, 0)
     assert names(session) == ["search"]  # Without its result.
@@ -90,12 +90,12 @@ def test_a_tool_call_that_the_task_recorded_is_not_recorded_again(call_id: str) 
     session = Session()
     calls = ApplicationCalls(session)
     first, second = Call(calls), Call(calls)
-    calls.begin([QUESTION], first)
+    calls.begin([QUESTION], first.abandon)
     calls.answered(executed(), ASKS)
-    calls.end(first)
+    calls.end(first.abandon)
     session.record(ToolInvoked("search", call_id=call_id))
-    calls.begin([QUESTION, ASKS, FOUND], second)
-    calls.end(second)
+    calls.begin([QUESTION, ASKS, FOUND], second.abandon)
+    calls.end(second.abandon)
     calls.finish()
     assert names(session) == ["search"]
 
@@ -109,10 +109,10 @@ def test_each_recorded_tool_without_an_id_stands_for_one_call() -> None:
         tool_calls=(ToolCall("search", {}, id="c1"), ToolCall("search", {}, id="c2"), ToolCall("read", {}, id="c3")),
     )
     call = Call(calls)
-    calls.begin([QUESTION], call)
+    calls.begin([QUESTION], call.abandon)
     calls.answered(executed(), twice)
     session.record(ToolInvoked("search"))
-    calls.end(call)
+    calls.end(call.abandon)
     calls.finish()
     assert sorted(names(session)) == ["read", "search", "search"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self
+from typing import Any, ClassVar, Generic, Self, TypedDict
 
 import anyio
 
@@ -74,6 +74,19 @@ _STATE = frozenset(
 )  # fmt: skip
 
 
+class AdapterOptions(TypedDict, total=False):
+    """The options of all adapters; `BaseAdapter` documents them."""
+
+    params: Mapping[str, Any]
+    retry: RetryPolicy | None
+    limiter: Limiter | None
+    cache: ResponseCache | None
+    trial_budget: Budget | None
+    run_budget: Budget | None
+    spending: SpendingLog | None
+    prices: Prices | None
+
+
 class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
     """The base class of adapters. Subclasses implement `_send`.
 
@@ -81,7 +94,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         name: The provider.
         model: The model.
         params: Sampling parameters of every call, with the provider's names.
-        retry: The retry policy of failed calls.
+        retry: The retry policy of failed calls; by default they are not repeated.
         limiter: Limits the number of concurrent calls.
         cache: The cache of responses.
         trial_budget: The budget of one trial for all adapters and all its attempts.
@@ -102,7 +115,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         model: str,
         base_url: str = "",
         params: Mapping[str, Any] = EMPTY,
-        retry: RetryPolicy = NO_RETRY,
+        retry: RetryPolicy | None = None,
         limiter: Limiter | None = None,
         cache: ResponseCache | None = None,
         trial_budget: Budget | None = None,
@@ -114,7 +127,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         self._model = model
         self._base_url = base_url
         self._params = dict(params)
-        self._retry = retry
+        self._retry = NO_RETRY if retry is None else retry
         self._limiter = Unlimited() if limiter is None else limiter
         self._token_limiter = self._limiter if isinstance(self._limiter, TokenLimiter) else None
         self._cache = cache

@@ -32,57 +32,17 @@ class AzureAdapter(OpenAIAdapter):
         return endpoint if not endpoint or endpoint.endswith("/v1") else f"{endpoint}/openai/v1"
 
 
-class GoogleAdapter(OpenAIAdapter):
-    """A Gemini model, through Google's endpoint for chat completions."""
-
-    provider = "google"
-    key_variables = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
-    url_variable = "GEMINI_BASE_URL"
-    default_url = "https://generativelanguage.googleapis.com/v1beta/openai"
-    default_api = "chat"
-
-
-class MistralAdapter(OpenAIAdapter):
-    """A model of Mistral."""
-
-    provider = "mistral"
-    key_variables = ("MISTRAL_API_KEY",)
-    url_variable = "MISTRAL_BASE_URL"
-    default_url = "https://api.mistral.ai/v1"
-    default_api = "chat"
-    stream_usage = False  # It refuses `stream_options`, and reports usage without it.
-
-
-class OpenRouterAdapter(OpenAIAdapter):
-    """A model at OpenRouter, as in `openrouter:deepseek/deepseek-v4`."""
-
-    provider = "openrouter"
-    key_variables = ("OPENROUTER_API_KEY",)
-    url_variable = "OPENROUTER_BASE_URL"
-    default_url = "https://openrouter.ai/api/v1"
-    default_api = "chat"
-
-
-class OllamaAdapter(OpenAIAdapter):
-    """A model of a local Ollama server; no key is needed."""
-
-    provider = "ollama"
-    key_variables = ("OLLAMA_API_KEY",)
-    url_variable = "OLLAMA_BASE_URL"
-    default_url = "http://localhost:11434/v1"
-    default_key = "ollama"
-    default_api = "chat"
-
-
-class VllmAdapter(OpenAIAdapter):
-    """A model of a local vLLM server; no key is needed unless the server was given one."""
-
-    provider = "vllm"
-    key_variables = ("VLLM_API_KEY",)
-    url_variable = "VLLM_BASE_URL"
-    default_url = "http://localhost:8000/v1"
-    default_key = "none"
-    default_api = "chat"
+def _chat_adapter(name: str, url: str, **constants: Any) -> type[OpenAIAdapter]:
+    """Return the adapter of a server with chat completions; by default its variables begin with its name."""
+    own = {
+        "__module__": __name__,
+        "provider": name.lower(),
+        "key_variables": (f"{name.upper()}_API_KEY",),
+        "url_variable": f"{name.upper()}_BASE_URL",
+        "default_url": url,
+        "default_api": "chat",
+    }
+    return type(f"{name}Adapter", (OpenAIAdapter,), own | constants)
 
 
 class _Bedrock:
@@ -127,15 +87,22 @@ PROVIDERS: Mapping[str, type[SdkAdapter]] = MappingProxyType(
         "openai": OpenAIAdapter,
         "anthropic": AnthropicAdapter,
         "azure": AzureAdapter,
-        "google": GoogleAdapter,
+        "google": _chat_adapter(
+            "Google",
+            "https://generativelanguage.googleapis.com/v1beta/openai",
+            key_variables=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+            url_variable="GEMINI_BASE_URL",
+        ),
         "gemini": GeminiAdapter,
         "vertex": VertexAdapter,
         "bedrock": BedrockAdapter,
         "bedrock-runtime": ConverseAdapter,
-        "mistral": MistralAdapter,
-        "openrouter": OpenRouterAdapter,
-        "ollama": OllamaAdapter,
-        "vllm": VllmAdapter,
+        # It refuses `stream_options`, and reports usage without it.
+        "mistral": _chat_adapter("Mistral", "https://api.mistral.ai/v1", stream_usage=False),
+        "openrouter": _chat_adapter("OpenRouter", "https://openrouter.ai/api/v1"),
+        # Local servers need no key, unless they were given one.
+        "ollama": _chat_adapter("Ollama", "http://localhost:11434/v1", default_key="ollama"),
+        "vllm": _chat_adapter("Vllm", "http://localhost:8000/v1", default_key="none"),
     }
 )
 """The providers by name."""

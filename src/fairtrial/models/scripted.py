@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, Unpack
 
 from fairtrial.base.codec import dumps
 from fairtrial.base.frozen import EMPTY
@@ -14,10 +14,7 @@ from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.adapter import ModelCall, ModelReply, ProviderAdapter
-from fairtrial.models.base import BaseAdapter
-from fairtrial.models.cache import ResponseCache
-from fairtrial.models.limiter import NO_RETRY, Budget, Limiter, RetryPolicy, SpendingLog
-from fairtrial.models.pricing import Prices
+from fairtrial.models.base import AdapterOptions, BaseAdapter
 from fairtrial.scoring.answers import ChoiceQuestion, ChoicesShown
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.task import WITH_ADAPTER, task
@@ -66,7 +63,7 @@ class ScriptedAdapter(BaseAdapter):
         usage: The usage of each call; by default four characters count as a token.
         repeat: Restart a list at its end instead of raising.
         embedding: Returns the vector of a text, for `embed`.
-        retry, limiter, cache, trial_budget, run_budget, spending, prices: As for every adapter; none by default.
+        params, retry, limiter, cache, trial_budget, run_budget, spending, prices: As for `BaseAdapter`.
 
     `calls` contains the calls that it received, oldest first.
     """
@@ -80,27 +77,9 @@ class ScriptedAdapter(BaseAdapter):
         usage: TokenUsage | None = None,
         repeat: bool = False,
         embedding: Callable[[str], Sequence[float]] | None = None,
-        params: Mapping[str, Any] = EMPTY,
-        retry: RetryPolicy = NO_RETRY,
-        limiter: Limiter | None = None,
-        cache: ResponseCache | None = None,
-        trial_budget: Budget | None = None,
-        run_budget: Budget | None = None,
-        spending: SpendingLog | None = None,
-        prices: Prices | None = None,
+        **options: Unpack[AdapterOptions],
     ) -> None:
-        super().__init__(
-            name=name,
-            model=model,
-            params=params,
-            retry=retry,
-            limiter=limiter,
-            cache=cache,
-            trial_budget=trial_budget,
-            run_budget=run_budget,
-            spending=spending,
-            prices=prices,
-        )
+        super().__init__(name=name, model=model, **options)
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence | Mapping)):
             raise ConfigurationError(
                 f"the replies of ScriptedAdapter must be a list, a mapping or a function (got {type(replies).__name__})"

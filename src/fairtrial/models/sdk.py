@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import anyio
 import anyio.to_thread
@@ -41,8 +41,7 @@ from fairtrial.errors import (
     ModelUnavailableError,
 )
 from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
-from fairtrial.models.base import BaseAdapter
-from fairtrial.models.cache import ResponseCache
+from fairtrial.models.base import AdapterOptions, BaseAdapter
 from fairtrial.models.clients import (
     Client,
     OpenClient,
@@ -53,8 +52,8 @@ from fairtrial.models.clients import (
     own_clients,
     said_by,
 )
-from fairtrial.models.limiter import Budget, Limiter, RetryPolicy, SpendingLog, shared_limiter
-from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras, is_known, priced
+from fairtrial.models.limiter import RetryPolicy, shared_limiter
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, is_known, priced
 from fairtrial.models.tools import sendable, split_data_url
 from fairtrial.store.redact import register_guess
 
@@ -70,25 +69,17 @@ _SECRET_HEADERS = re.compile(r"authorization|api-?key|token|cookie|secret", re.I
 _RENEWED = "renewed-before-each-request"  # The key that a client is made with if a function returns it.
 
 
-class SdkOptions(TypedDict, total=False):
+class SdkOptions(AdapterOptions, total=False):
     """The options of all adapters with an SDK; `OpenAIAdapter` documents them."""
 
     base_url: str | None
     api_key: ApiKey | None
-    params: Mapping[str, Any]
     timeout_seconds: float
     stream: bool
     structured_output: StructuredOutput
     blobs: BlobFolder | None
     headers: Mapping[str, str]
     prices_of: str | None
-    retry: RetryPolicy | None
-    limiter: Limiter | None
-    cache: ResponseCache | None
-    trial_budget: Budget | None
-    run_budget: Budget | None
-    spending: SpendingLog | None
-    prices: Prices | None
 
 
 class SdkAdapter(BaseAdapter[AnswerT]):
@@ -118,20 +109,13 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         *,
         base_url: str | None = None,
         api_key: ApiKey | None = None,
-        params: Mapping[str, Any] = EMPTY,
         timeout_seconds: float = 300.0,
         stream: bool = False,
         structured_output: StructuredOutput = "native",
         blobs: BlobFolder | None = None,
         headers: Mapping[str, str] = EMPTY,
         prices_of: str | None = None,
-        retry: RetryPolicy | None = None,
-        limiter: Limiter | None = None,
-        cache: ResponseCache | None = None,
-        trial_budget: Budget | None = None,
-        run_budget: Budget | None = None,
-        spending: SpendingLog | None = None,
-        prices: Prices | None = None,
+        **options: Unpack[AdapterOptions],
     ) -> None:
         name = type(self).__name__
         if not model:
@@ -143,19 +127,11 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         url = (base_url or self._url_from_environment() or self.default_url).rstrip("/")
         if not url:
             raise ConfigurationError(f"{name} needs an address: set {self.url_variable} or pass base_url=...")
-        super().__init__(
-            name=self.provider,
-            model=model,
-            base_url=url,
-            params=params,
-            retry=RetryPolicy() if retry is None else retry,
-            limiter=shared_limiter(self.provider, url, model) if limiter is None else limiter,
-            cache=cache,
-            trial_budget=trial_budget,
-            run_budget=run_budget,
-            spending=spending,
-            prices=prices,
-        )
+        if options.get("retry") is None:
+            options["retry"] = RetryPolicy()
+        if options.get("limiter") is None:
+            options["limiter"] = shared_limiter(self.provider, url, model)
+        super().__init__(name=self.provider, model=model, base_url=url, **options)
         found_keys = filter(None, map(os.environ.get, self.key_variables))
         self._renewed_key = api_key if callable(api_key) else None
         given = self._renewed_key and _RENEWED

@@ -27,7 +27,7 @@ def rank_correlation(first: Values, second: Values, *, level: float = 0.95) -> R
     check_level(level)
     x, y = as_values(first, "first"), as_values(second, "second")
     if x.size != y.size:
-        raise ValueError(f"Both must have the same number of values (got {x.size} and {y.size}): pair them first.")
+        raise ValueError(f"both must have the same number of values (got {x.size} and {y.size}): pair them first")
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return RankCorrelation(x.size, None, None, "One of the two does not vary, so there is no correlation.")
     from scipy.stats import rankdata  # Imported late: it takes as long to load as everything else together.

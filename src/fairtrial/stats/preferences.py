@@ -216,13 +216,13 @@ class _Comparisons:
     def of(cls, given: Sequence[Preference]) -> "_Comparisons":
         """Check the comparisons, and that a chain of them leads from every system to every other."""
         if not given:
-            raise ValueError("A ranking needs at least one comparison (got none).")
+            raise ValueError("a ranking needs at least one comparison (got none)")
         for one in given:
             if one.first == one.second:
-                raise ValueError(f"A comparison must be of two systems (got {one.first!r} twice).")
+                raise ValueError(f"a comparison must be of two systems (got {one.first!r} twice)")
             if one.winner not in (one.first, one.second, None, TIE):
                 raise ValueError(
-                    f"The winner must be {one.first!r}, {one.second!r}, or None for a tie (got {one.winner!r})."
+                    f"the winner must be {one.first!r}, {one.second!r}, or None for a tie (got {one.winner!r})"
                 )
         names = tuple(dict.fromkeys(name for one in given for name in (one.first, one.second)))
         place = {name: number for number, name in enumerate(names)}
@@ -238,8 +238,8 @@ class _Comparisons:
         parts = made._components(made.first, made.second, directed=False)
         if len(parts) > 1:
             raise ValueError(
-                f"No comparison connects {parts[0][0]!r} with {parts[1][0]!r}, so they cannot be ranked together: "
-                f"compare systems of both groups, or rank them on their own ({'; '.join(map(', '.join, parts))})."
+                f"no comparison connects {parts[0][0]!r} with {parts[1][0]!r}, so they cannot be ranked together: "
+                f"compare systems of both groups, or rank them on their own ({'; '.join(map(', '.join, parts))})"
             )
         return made
 

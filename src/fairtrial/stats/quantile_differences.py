@@ -52,7 +52,7 @@ def quantile_difference(
     """
     check_level(level)
     if not 0 < share < 1:
-        raise ValueError(f"The share below a quantile must lie between 0 and 1 (got {share}).")
+        raise ValueError(f"the share below a quantile must lie between 0 and 1 (got {share})")
     left, right, labels, unscored = _paired(a, b, clusters)
     counted = paired_difference(left, right, clusters=labels, bounds=None, level=level, power=power, draws=99)
     if not left.counts.size:
@@ -160,7 +160,7 @@ def _relative(logarithm: float) -> float:
 def _paired(a: Samples, b: Samples, clusters: Labels | None) -> tuple[Repeats, Repeats, IntArray | None, int]:
     left, right = as_samples(a, "a"), as_samples(b, "b")
     if left.counts.size != right.counts.size:
-        raise ValueError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first.")
+        raise ValueError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first")
     labels = None if clusters is None else as_clusters(clusters, left.counts.size).codes
     scored = (left.counts > 0) & (right.counts > 0)
     kept = None if labels is None else labels[scored]

@@ -9,7 +9,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 from fairtrial.base.codec import from_json
 from fairtrial.base.isolation import check_sendable
@@ -23,14 +23,6 @@ from fairtrial.scoring.evaluator import is_async_callable, name_of, warn_of_bind
 _PROMPT_EXECUTED, _TOOL_INVOKED, _MESSAGE = kind_of(PromptExecuted), kind_of(ToolInvoked), kind_of(ChatMessage)
 
 
-class OpenCall(Protocol):
-    """A call whose answer is still being read."""
-
-    def abandon(self) -> None:
-        """Record what has arrived."""
-        ...
-
-
 class ApplicationCalls:
     """The model calls of one attempt of a task, from any thread."""
 
@@ -40,19 +32,19 @@ class ApplicationCalls:
         self._log = ConversationLog[None](self._is_recorded)
         self._own: set[str] = set()  # The tool calls that were recorded here.
         self._matched = Counter[str]()
-        self._open: set[OpenCall] = set()
+        self._open: set[Callable[[], None]] = set()
 
-    def begin(self, messages: Iterable[ChatMessage], call: OpenCall) -> None:
-        """Record the messages that a call is given."""
+    def begin(self, messages: Iterable[ChatMessage], abandon: Callable[[], None]) -> None:
+        """Record the messages that a call is given; `abandon` records what has arrived of an answer not yet read."""
         with self._lock:
-            self._open.add(call)
+            self._open.add(abandon)
             for event in self._log.given(messages):
                 self._record(event)
 
-    def end(self, call: OpenCall) -> None:
+    def end(self, abandon: Callable[[], None]) -> None:
         """Note that a call has ended, with an answer or without."""
         with self._lock:
-            self._open.discard(call)
+            self._open.discard(abandon)
 
     def answered(self, executed: PromptExecuted, message: ChatMessage | None) -> None:
         """Record an answer."""
@@ -65,8 +57,8 @@ class ApplicationCalls:
     def finish(self) -> None:
         """Record what is left at the end of the task: streams that were left early, tools without a result."""
         with self._lock:
-            for call in tuple(self._open):
-                call.abandon()
+            for abandon in tuple(self._open):
+                abandon()
             for invoked, _origin in self._log.without_result():
                 self._record(invoked)
 

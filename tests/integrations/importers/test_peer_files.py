@@ -1,6 +1,6 @@
 """Files that other tools wrote are imported, and our stored results reproduce the figures that the tools report.
 
-The files are made by `scripts/peer-files`.
+The files are made by `python scripts/peers files`.
 """
 
 from __future__ import annotations

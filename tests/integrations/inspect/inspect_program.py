@@ -1,6 +1,6 @@
 """Runs tasks of Inspect with Inspect's own runner and with ours and requires the same scores.
 
-python inspect_program.py DIR   needs inspect-ai, inspect-evals and redis-server; run by `scripts/peer-files inspect`
+python inspect_program.py DIR   needs inspect-ai, inspect-evals and redis-server; run by `scripts/peers files inspect`
 """
 
 from __future__ import annotations

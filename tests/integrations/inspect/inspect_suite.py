@@ -1,4 +1,4 @@
-"""A task of Inspect with 200 samples as a suite; a program of `scripts/peer-files inspect` runs it in several ways."""
+"""A task of Inspect with 200 samples as a suite; a program of `scripts/peers files inspect` runs it in several ways."""
 
 from __future__ import annotations
 

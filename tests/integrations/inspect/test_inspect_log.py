@@ -1,4 +1,4 @@
-"""Runs written as logs of Inspect. That Inspect itself reads them is checked by `scripts/peer-files inspect`."""
+"""Runs written as logs of Inspect. That Inspect itself reads them is checked by `scripts/peers files inspect`."""
 
 from __future__ import annotations
 

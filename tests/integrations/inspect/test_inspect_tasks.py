@@ -1,4 +1,4 @@
-"""What the adapter of Inspect does without Inspect. `scripts/peer-files inspect` runs tasks with it."""
+"""What the adapter of Inspect does without Inspect. `python scripts/peers files inspect` runs tasks with it."""
 
 from __future__ import annotations
 

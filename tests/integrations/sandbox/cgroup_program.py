@@ -1,4 +1,4 @@
-"""Sandboxes whose limits are kept by control groups, on a kernel that has them; run by `scripts/cgroups` as init.
+"""Sandboxes whose limits are kept by control groups, on a kernel that has them; run by `scripts/peers cgroups` as init.
 
 Prints one line for each check, and "all checks passed" at the end.
 """

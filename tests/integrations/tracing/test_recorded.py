@@ -1,4 +1,4 @@
-"""What instrumentations really sent for one conversation with a tool (scripts/tracers) gives the same session."""
+"""What instrumentations really sent for one conversation with a tool (scripts/peers tracers) gives the same session."""
 
 from __future__ import annotations
 

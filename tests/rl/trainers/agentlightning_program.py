@@ -1,6 +1,6 @@
 """Run `fairtrial episode` behind the gateway of Agent Lightning, which keeps tokens and rewards for training.
 
-python agentlightning_program.py FOLDER   prints a line of JSON; scripts/trainers makes the environment for it
+python agentlightning_program.py FOLDER   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the programs of trainers have tried, as one line of JSON that `scripts/trainers` reads."""
+"""What the programs of trainers have tried, as one line of JSON that `python scripts/peers trainers` reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Drive suites as sessions of OpenEnv with its own harness.
 
-python openenv_program.py FOLDER   prints a line of JSON; scripts/trainers makes the environment for it
+python openenv_program.py FOLDER   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
 
 from __future__ import annotations

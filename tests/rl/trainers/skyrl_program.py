@@ -1,6 +1,6 @@
 """Play suites as environments of SkyRL-Gym.
 
-python skyrl_program.py FOLDER   prints a line of JSON; scripts/trainers makes the environment for it
+python skyrl_program.py FOLDER   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train with TRL on a CPU: GRPO on suites, with tools and environments, then SFT, DPO and KTO on exports of its runs.
 
-python trl_program.py FOLDER [STEPS]   prints a line of JSON; scripts/trainers makes the environment for it
+python trl_program.py FOLDER [STEPS]   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
 
 from __future__ import annotations

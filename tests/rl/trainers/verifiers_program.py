@@ -1,6 +1,6 @@
 """Evaluate a suite with `vf-eval` of verifiers against our model server.
 
-python verifiers_program.py FOLDER   prints a line of JSON; scripts/trainers makes the environment for it
+python verifiers_program.py FOLDER   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
 
 from __future__ import annotations

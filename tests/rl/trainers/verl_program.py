@@ -1,6 +1,6 @@
 """Score with verl's own reward manager, and compare advantages with its own functions.
 
-python verl_program.py FOLDER   prints a line of JSON; scripts/trainers makes the environment for it
+python verl_program.py FOLDER   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The private modules of Inspect that a sample needs outside Inspect's own runner. Nothing else imports them.
 
-`eval_async` of Inspect refuses a second call in a process, so it cannot execute single trials. `scripts/peer-files`
+`eval_async` of Inspect refuses a second call in a process, so it cannot execute single trials. `scripts/peers files`
 tests this module against the pinned release and, with `--newest`, against the newest.
 """
 

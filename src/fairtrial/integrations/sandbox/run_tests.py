@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
@@ -34,14 +34,6 @@ for name in {files!r}:
 sys.stdout.flush()
 os._exit({status})
 """
-
-
-class CodeEvaluator(Protocol):
-    """An evaluator of code: the expected value of the sample is the text of the tests."""
-
-    async def __call__(self, output: str, sample: Sample[Any, str]) -> Score:
-        """Score the answer of a model."""
-        ...
 
 
 def extract_code(text: str, language: str = "python", *, block: ChosenBlock = "first") -> str:
@@ -88,7 +80,7 @@ def runs_tests(
     block: ChosenBlock = "first",
     files: tuple[str, str] = ("solution.py", "tests.py"),
     command: Sequence[str] | None = None,
-) -> CodeEvaluator:
+) -> Callable[[str, Sample[Any, str]], Awaitable[Score]]:
     """Passes if the code in an answer passes the tests, which are the expected value of the sample.
 
     Both run in a new sandbox, in one Python process: tests use the names that the code defines. An answer that is not

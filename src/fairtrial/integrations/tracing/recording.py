@@ -402,7 +402,7 @@ class _Call:
         self._chunks: list[bytes] = []
         self._response: Any = None
         if self._actor != JUDGE:
-            trial.application_calls.begin(read_request(protocol, body), self)
+            trial.application_calls.begin(read_request(protocol, body), self.abandon)
 
     def received(self, response: Any) -> Any:
         """Take the response: as a whole, or as it is read by the application."""
@@ -448,7 +448,7 @@ class _Call:
         with self._lock:
             first, self._ended = not self._ended, True
         if first and self._actor != JUDGE:
-            self._trial.application_calls.end(self)
+            self._trial.application_calls.end(self.abandon)
         return first
 
     def _record(self, event: object) -> None:

@@ -1,4 +1,4 @@
-"""Write logs of Inspect: python inspect_files.py DIR. Run by scripts/peer-files in an environment with inspect-ai."""
+"""Write logs of Inspect: python inspect_files.py DIR. Run by scripts/peers files in an environment with inspect-ai."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write samples of lm-evaluation-harness: python lm_eval_files.py DIR. Run by scripts/peer-files."""
+"""Write samples of lm-evaluation-harness: python lm_eval_files.py DIR. Run by python scripts/peers files."""
 
 from __future__ import annotations
 

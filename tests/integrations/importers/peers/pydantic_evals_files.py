@@ -1,4 +1,4 @@
-"""Write a report of pydantic-evals: python pydantic_evals_files.py DIR. Run by scripts/peer-files."""
+"""Write a report of pydantic-evals: python pydantic_evals_files.py DIR. Run by python scripts/peers files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
-"""Runs tests/integrations/sandbox/cgroup_program.py on a kernel with writable control groups: the limits of sandboxes by cgroup v2.
+"""Runs cgroup_program.py of the tests of sandboxes on a kernel with writable control groups: limits by cgroup v2.
 
-scripts/cgroups [--folder DIR]
+python scripts/peers cgroups [--folder DIR]
 
 The kernel is User-mode Linux (Debian's package user-mode-linux, 40 MB), a program that needs no privileges: it is
 downloaded into DIR (default: a folder for temporary files) and not installed. It starts with this machine's files,
@@ -16,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "integrations" / "sandbox" / "cgroup_program.py"
 SECONDS = 600
 INIT = """#!/bin/sh
@@ -68,7 +67,3 @@ def main() -> int:
     passed = "all checks passed" in lines
     print("\n".join(line for line in lines if line.startswith(("ok: ", "failed: ", "all "))) if passed else done.stdout)
     return 0 if passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

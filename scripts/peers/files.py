@@ -1,15 +1,16 @@
-#!/usr/bin/env python3
 """Makes the files of other tools that the tests of importers read, with the tools themselves.
 
-scripts/peer-files [NAME]... [--folder DIR] [--newest]   inspect, promptfoo, lm-eval, pydantic-evals (default: all)
+python scripts/peers files [NAME]... [--folder DIR] [--newest]
+
+The names are inspect, promptfoo, lm-eval and pydantic-evals (default: all).
 
 Each tool is installed by pip or npm into an environment of its own below DIR (default: a folder for temporary files).
-It runs a program of tests/integrations/importers/peers without a network. Its files replace those in tests/integrations/importers/files, without
-the paths of this machine. --newest installs the newest releases instead of the pinned ones and leaves the files as they
-are: then the tests of the importers run on what the newest releases wrote.
+It runs a program of tests/integrations/importers/peers without a network. Its files replace those in
+tests/integrations/importers/files, without the paths of this machine. --newest installs the newest releases instead of
+the pinned ones and leaves the files as they are: then the tests of the importers run on what the newest releases wrote.
 
-With inspect, a run of ours is also read by Inspect and served by `inspect view`, and tasks of Inspect and of inspect_evals
-run here with the scores of Inspect's own runner. That needs redis-server.
+With inspect, a run of ours is also read by Inspect and served by `inspect view`, and tasks of Inspect and of
+inspect_evals run here with the scores of Inspect's own runner. That needs redis-server.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from environments import python_environment
+
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "integrations" / "importers" / "peers"
 FILES = ROOT / "tests" / "integrations" / "importers" / "files"
 QUIET = {
@@ -83,15 +85,11 @@ PEERS = {
 
 
 def install(name: str, packages: tuple[str, ...], environment: Path) -> None:
-    if (environment / "ready").exists():
-        return
-    if name == "promptfoo":  # The newest release needs a newer Node.js than the pinned one.
+    if name != "promptfoo":
+        python_environment(environment, *packages)
+    elif not (environment / "node_modules").exists():  # The newest release needs a newer Node.js than the pinned one.
         environment.mkdir(parents=True, exist_ok=True)
         run("npm", "install", "--no-audit", "--no-fund", "--prefix", environment, *packages, folder=environment)
-    else:
-        venv.create(environment, with_pip=True)
-        run(environment / "bin" / "pip", "install", "--quiet", *packages, folder=environment)
-    (environment / "ready").touch()
 
 
 def make_files(name: str, folder: Path, *, newest: bool) -> Path:
@@ -146,7 +144,12 @@ def check_tasks(environment: Path, folder: Path) -> None:
     run(environment / "bin" / "pip", "install", "--quiet", "-e", f"{ROOT}[redis]", folder=folder)
     work = folder / "inspect-tasks"
     shutil.rmtree(work, ignore_errors=True)
-    run(environment / "bin" / "python", ROOT / "tests" / "integrations" / "inspect" / "inspect_program.py", work, folder=folder)
+    run(
+        environment / "bin" / "python",
+        ROOT / "tests" / "integrations" / "inspect" / "inspect_program.py",
+        work,
+        folder=folder,
+    )
 
 
 def main() -> int:
@@ -171,7 +174,3 @@ def main() -> int:
     tested = {"FAIRTRIAL_PEER_FILES": str(folder / "files")} if options.newest else {}
     command = (sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/integrations/importers/test_peer_files.py")
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **tested}, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Sends a run to real receivers of OpenTelemetry traces and reads it back through their own interfaces.
 
-scripts/receivers [NAME]... [--folder DIR]   try these: phoenix, mlflow (default: both)
+python scripts/peers receivers [NAME]... [--folder DIR]   try these: phoenix, mlflow (default: both)
 
 Each receiver is installed by pip into an environment of its own below DIR (default: a folder for temporary files) and
 started on the loopback interface. A run with model calls, tool calls, spans of its own, a failed trial and an error is
@@ -20,12 +19,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
 from typing import Any, NamedTuple
+
+from environments import python_environment
 
 from fairtrial import (
     Dataset,
@@ -40,8 +40,8 @@ from fairtrial import (
     open_store,
     task,
 )  # fmt: skip
-from fairtrial.integrations.tracing.received import plain_attributes
 from fairtrial.integrations.tracing.exporter import converted_trials
+from fairtrial.integrations.tracing.received import plain_attributes
 
 START_SECONDS = 300.0
 SETTLE_SECONDS = 60.0
@@ -128,16 +128,6 @@ def free_port() -> int:
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def environment(package: str, folder: Path) -> Path:
-    """Create the environment of a receiver, if it does not exist; returns its folder of programs."""
-    place = folder / package
-    if not (place / "installed").exists():
-        venv.create(place, with_pip=True)
-        subprocess.run([place / "bin" / "python", "-m", "pip", "install", "--quiet", package], check=True)
-        (place / "installed").touch()
-    return place / "bin"
 
 
 def version(programs: Path, package: str) -> str:
@@ -304,7 +294,7 @@ def compare(sent: list[SpanFacts], received: list[SpanFacts]) -> list[str]:
 
 def try_receiver(name: str, folder: Path) -> int:
     package, attempt = RECEIVERS[name]
-    programs = environment(package, folder)
+    programs = python_environment(folder / package, package).parent
     label = f"{package} {version(programs, package)}"
     with tempfile.TemporaryDirectory() as place:
         store, sent = store_run(Path(place))
@@ -329,7 +319,3 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
     return max([try_receiver(name, options.folder) for name in options.names or RECEIVERS])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Train with real trainers on a CPU: a virtual environment for each, its program, and one table of the results.
 
-scripts/trainers                          all of them, in a temporary folder that is deleted
-scripts/trainers trl verifiers            only these
-scripts/trainers --keep FOLDER [NAME ...] keep the environments in a folder, and use those that are there
+python scripts/peers trainers                          all of them, in a temporary folder that is deleted
+python scripts/peers trainers trl verifiers            only these
+python scripts/peers trainers --keep FOLDER [NAME ...] keep the environments in a folder, and use those that are there
 
 A trainer takes 0.3 to 7 GB. A build of torch without CUDA is enough: TORCH=2.15.0+cpu chooses it where pip finds it.
 """
@@ -20,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "rl" / "trainers"
 TORCH = "torch" + (f"=={os.environ['TORCH']}" if os.environ.get("TORCH") else "")
 # For each trainer: what is installed, in this order, the extras of Fairtrial, and the package whose version is shown.
@@ -100,7 +99,3 @@ def main() -> int:
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
     return int(any(row[3] != "ok" for row in rows))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,8 +1,9 @@
-#!/usr/bin/env python3
 """Records what instrumentations send for one conversation with a tool, and for one search, for tests of `tracing`.
 
-scripts/tracers [NAME]... [--folder DIR]          record these (default: all) into tests/integrations/tracing/recorded
-scripts/tracers [NAME]... [--folder DIR] --live   evaluate them live instead, as the application of a suite
+python scripts/peers tracers [NAME]... [--folder DIR]          record these (default: all)
+python scripts/peers tracers [NAME]... [--folder DIR] --live   evaluate them live instead, as the application of a suite
+
+The recordings are in tests/integrations/tracing/recorded.
 
 Each instrumentation is installed by pip into an environment of its own below DIR (default: a folder for temporary
 files) and run for real against the model server of `fairtrial.testing`. The spans and log records that arrive are kept
@@ -18,22 +19,22 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
-import venv
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from environments import python_environment
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, TrialKey, all_of, tool_called
-from fairtrial.scoring import token_usage_under, tool_call_count
 from fairtrial.integrations.model_server import ModelServer, Reply, Script, ToolCallReply, Usage
 from fairtrial.integrations.tracing import TraceReceiver
 from fairtrial.integrations.tracing.spans import otlp_json, otlp_messages
+from fairtrial.scoring import token_usage_under, tool_call_count
 from fairtrial.trials.context import traceparent_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests" / "integrations" / "tracing" / "recorded"
 SEARCHES = RECORDED.with_name("retrievals")
 KEY = TrialKey("recorded", "baseline", "oslo")
@@ -352,17 +353,6 @@ def _without_origin(tree: Any) -> Any:
     return tree
 
 
-def environment(name: str, packages: tuple[str, ...], folder: Path) -> Path:
-    """Create the environment of an instrumentation, if it does not exist; returns its interpreter."""
-    place = folder / name
-    python = place / "bin" / "python"
-    if not (place / "installed").exists():
-        venv.create(place, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages, *SDK], check=True)
-        (place / "installed").touch()
-    return python
-
-
 def node_environment(name: str, packages: tuple[str, ...], program: str, folder: Path) -> Path:
     """Install the packages of a program for Node.js; returns the program's file."""
     place = folder / name
@@ -381,7 +371,7 @@ def command(name: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     if name in JAVASCRIPT:
         return ["node", str(node_environment(name, *JAVASCRIPT[name], folder))], {}
     packages, variables, program = PROGRAMS[name]
-    python = environment(name.removesuffix("-events"), packages, folder)
+    python = python_environment(folder / name.removesuffix("-events"), *packages, *SDK)
     return [str(python), "-c", CONVERSATION + program], variables
 
 
@@ -456,7 +446,3 @@ def main() -> int:
     work = evaluate if options.live else record
     usual = [name for name in NAMES if not options.live or name not in RETRIEVALS]
     return max([work(name, options.folder) for name in options.names or usual])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

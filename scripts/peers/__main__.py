@@ -1,0 +1,24 @@
+"""Try Fairtrial with the real tools of others, each in an environment of its own. Not part of CI.
+
+python scripts/peers files       make the files that importers are tested with; run tasks of Inspect
+python scripts/peers tracers     record what tracing libraries send; needs pip and npm
+python scripts/peers receivers   send a run to Phoenix and MLflow and read it back
+python scripts/peers trainers    train with TRL, verl, verifiers and others on a CPU
+python scripts/peers cgroups     limits of sandboxes by cgroup v2, on User-mode Linux, which needs no privileges
+
+Each has options: python scripts/peers NAME --help
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+NAMES = ("files", "tracers", "receivers", "trainers", "cgroups")
+
+if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+    print(__doc__)
+    sys.exit(2)
+name = sys.argv.pop(1)
+sys.argv[0] = f"scripts/peers {name}"
+sys.exit(import_module(name).main())
