@@ -56,7 +56,7 @@ class HistorySuite:
 
     async def _run_late(self, store: RunStore, run_id: str, url: str | None, end: Callable[[], None]) -> None:
         broker = MemoryBroker() if url is None else connect_broker(url)
-        client = asyncio.create_task(self.suite.run(store=store, mailbox=broker, run_id=run_id, retry_errors=True))
+        client = asyncio.create_task(self.suite.run(store=store, mailbox=broker, resume=f"errors:{run_id}"))
         requests = await broker.requests(self.name)
         errors = sum(result.score is None for result in store.results(run_id))
         async with asyncio.timeout(30):

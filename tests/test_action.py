@@ -272,7 +272,7 @@ def test_a_baseline_in_a_shared_database_is_found_behind_the_runs_of_many_pull_r
     assert pushed.returncode == 0, pushed.stderr
     one = EvalSuite("letters", Dataset([Sample("a", "a", "a")]), lambda text: text, exact_match)
     for number in range(25):
-        one.run_sync(store=pg_url, tags={"branch": "pull request", "commit": f"other{number}"}, fresh=True)
+        one.run_sync(store=pg_url, tags={"branch": "pull request", "commit": f"other{number}"}, resume="never")
 
     evals = tmp_path / "evals.py"
     evals.write_text(evals.read_text().replace('if "sorry" in instructions', "if False"))

@@ -21,7 +21,6 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.base.codec import from_json
-from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.model_server import (
     ConnectionReset,
     ContentFiltered,
@@ -48,6 +47,7 @@ from fairtrial.models import (
     ResponseCache,
     RetryPolicy,
     ScriptedAdapter,
+    prompt_task,
 )
 from fairtrial.models.judges import llm_judge
 from fairtrial.models.judges.fence import read_fences
@@ -79,10 +79,8 @@ ECHO = PromptTemplate[str](
 def test_a_suite_of_a_prompt_and_an_adapter_binds_inputs_by_name() -> None:
     dataset = Dataset([Sample("a", {"question": "2+2?"}, "4")])
     model = ScriptedAdapter({"2+2?": "4"})
-    report = EvalSuite("qa", dataset, None, exact_match, prompt=ECHO, adapter=model).run_sync(store="memory:")
+    report = EvalSuite("qa", dataset, prompt_task(ECHO, model), exact_match).run_sync(store="memory:")
     assert report.pass_rate == 1.0
-    with pytest.raises(ConfigurationError, match="must have a prompt with an adapter"):
-        EvalSuite("qa", dataset, None, exact_match, prompt=ECHO)  # type: ignore[call-overload]
 
 
 RETRIED: list[Fault] = [
@@ -227,7 +225,7 @@ def test_resuming_after_a_judge_that_failed_costs_only_judge_calls(tmp_path: Pat
 def test_the_suite_works_on_an_event_loop_of_its_own() -> None:
     async def main() -> None:
         model = ScriptedAdapter(lambda messages: messages[-1].text)
-        report = await EvalSuite("echo", questions(3), None, contains, prompt=ECHO, adapter=model).run(store="memory:")
+        report = await EvalSuite("echo", questions(3), prompt_task(ECHO, model), contains).run(store="memory:")
         assert report.pass_rate == 1.0
 
     anyio.run(main)

@@ -25,11 +25,13 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.fleet import messages
 from fairtrial.integrations.tracing.exporter import trace_to_langsmith
 from fairtrial.models.judges import judge
+from fairtrial.models.main_loop import prompt_task
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.reports import report
 from fairtrial.rl.loop import MetricLog
 from fairtrial.scoring import score as scores
 from fairtrial.scoring import text
+from fairtrial.suites.suite import suite_name
 from fairtrial.trials import config, result
 
 
@@ -190,6 +192,13 @@ def _report(results: Sequence[Any], summary: Mapping[str, float] | None = None, 
     return made
 
 
+def _suite(
+    prompt: PromptTemplate[Any], dataset: Any, evaluator: Any, adapter: Any, config: Any = None
+) -> sync.EvalSuite[Any, Any, Any]:
+    task = prompt_task(prompt, adapter)
+    return sync.EvalSuite(suite_name(prompt.name), dataset, task, evaluator, adapter=adapter, config=config)
+
+
 def _first_is(*kinds: type) -> Callable[[Sequence[Any]], bool]:
     return lambda values: isinstance(values[0], kinds)
 
@@ -232,7 +241,7 @@ EvalConfig = _spelled(
 )
 EvalSuite = _spelled(
     sync.EvalSuite,
-    _Form(("prompt", "dataset", "evaluator", "adapter", "config"), sync.EvalSuite, _first_is(PromptTemplate)),
+    _Form(("prompt", "dataset", "evaluator", "adapter", "config"), _suite, _first_is(PromptTemplate)),
 )
 JudgeOutput = _spelled(
     judge.JudgeOutput,

@@ -55,14 +55,14 @@ def test_an_unknown_price_is_shown_as_unknown_and_refused_by_strict_cost(
     assert "task cost unknown" in cli("show", "asking", "--sample", "0").out
     (asking / "prices.toml").write_text("tiny = { input = 2, output = 10 }")
     monkeypatch.setenv("FAIRTRIAL_PRICES", "prices.toml")
-    assert cli("run", "asking.py:suite", "--strict-cost", "--fresh").code == 0
+    assert cli("run", "asking.py:suite", "--strict-cost", "--resume", "never").code == 0
 
 
 def test_answers_from_the_cache_are_marked(cli: Cli, asking: Path) -> None:
     text = ASKING.replace('model="tiny",', 'model="tiny", cache=ResponseCache("cache.db", "read-write"),')
     (asking / "asking.py").write_text(text.replace("import MarkdownSection,", "import MarkdownSection, ResponseCache,"))
     assert "from" not in cli("run", "asking.py:suite").out.split("time and cost")[0].splitlines()[-2]
-    done = cli("run", "asking.py:suite", "--fresh")
+    done = cli("run", "asking.py:suite", "--resume", "never")
     assert "5 calls" in done.out
     shown = cli("show", "asking", "--sample", "0").out
     assert "model  tiny: 1,000 + 100 tokens, from the response cache" in shown

@@ -341,7 +341,7 @@ class TestExport:
         assert "there is no run 'plan'" in ran("export", "doubles", "-o", "page2.html", "--against", "plan").err
         assert "Wins and losses by slice, passed" in page
         assert "level = hard" in page
-        ran("run", "evals.py", "--quiet", "--fresh")
+        ran("run", "evals.py", "--quiet", "--resume", "never")
         assert ran("export", "doubles@2", "-o", "page.html", "--against", "doubles@1").code == 0
         page = (place / "page.html").read_text()
         assert page.index("doubles@2:plain against doubles@1:plain") < page.index('<details class="trial"')
@@ -469,7 +469,7 @@ class TestPrune:
     @pytest.fixture
     def aged(self, ran: Cli) -> Iterator[RunStore]:
         for _ in range(2):
-            ran("run", "evals.py", "--fresh", "--quiet")
+            ran("run", "evals.py", "--resume", "never", "--quiet")
         store = open_store()
         for run, days in zip(store.runs(), (0, 50, 100), strict=True):
             store.update_run(run.run_id, finished_at=time.time() - days * 86_400)

@@ -133,7 +133,7 @@ class TestPurge:
     def queued(self, cli: Cli, evals: Path, url: str) -> str:
         """Two requests of a finished run, one of an unknown one, and one of a run that can be resumed."""
         cli("run", "evals.py", "--quiet")
-        cli("run", "evals.py", "--quiet", "--fresh")
+        cli("run", "evals.py", "--quiet", "--resume", "never")
         store = open_store()
         unfinished, finished = store.runs()
         store.update_run(unfinished.run_id, status="interrupted")
@@ -308,7 +308,7 @@ class TestDeadLetters:
             assert (done.code, done.err) == (
                 2,
                 "error: run doubles@1 has ended: no client collects the results of its 1 dead letter\n"
-                "  retry its failed trials with: fairtrial run evals.py --mailbox URL --retry-errors\n",
+                "  retry its failed trials with: fairtrial run evals.py --mailbox URL --resume errors\n",
             )
         assert len(cli("dlq", "list", "doubles", "--json").json["letters"]) == 1
         open_store().update_run(run.run_id, status="interrupted")  # A client that resumes it will collect.
@@ -320,7 +320,7 @@ class TestDeadLetters:
         assert (done.code, done.err) == (
             2,
             "error: no client collects the results of 2 dead letters: the mailbox doubles.results.gone does not exist\n"
-            "  run the suite again with --retry-errors, or use --force to execute them all the same\n",
+            "  run the suite again with --resume errors, or use --force to execute them all the same\n",
         )
         done = cli("dlq", "retry", "doubles", "--all", "--force")
         assert (done.code, done.err) == (0, "2 dead letters of doubles went back into the queue\n")

@@ -77,7 +77,7 @@ class Terminal:
 @pytest.mark.long
 def test_a_run_goes_on_where_it_was_interrupted(cli: Cli, place: Path, number: signal.Signals) -> None:
     (place / "slow.py").write_text(SLOW)
-    terminal = Terminal("run", "slow.py", "--fresh")
+    terminal = Terminal("run", "slow.py", "--resume", "never")
     terminal.read_until("passed ")
     terminal.process.send_signal(number)
     assert terminal.end() == 130
@@ -106,7 +106,7 @@ def test_an_interrupted_command_ends_with_the_one_that_goes_on(cli: Cli, place: 
             "    await asyncio", "    if number == 5:\n        os.kill(os.getpid(), signal.SIGINT)\n    await asyncio"
         )
     )
-    done = cli("run", "slow.py", "--json", "--fresh")
+    done = cli("run", "slow.py", "--json", "--resume", "never")
     assert (done.code, done.out) == (130, "")
     *_, announced, interrupted, again = done.err.splitlines()
     assert announced == "interrupted: finishing the trials in flight (once more to cancel them)"

@@ -452,7 +452,7 @@ NO_KEY = (
     'text, such as api_key="none")\n'
 )
 TOO_MANY = "exit 4: 1 of 1 trial ended in an error, more than the allowed 10% (--max-error-share)\n"
-AGAIN = "  once that is fixed, retry them with --retry-errors\n"
+AGAIN = "  once that is fixed, retry them with --resume errors\n"
 WRONG_KEY = (
     f"{TOO_MANY}  1 x ModelAuthError: openai model 'gpt-5': The key is not valid. (status 401); the key comes from "
     f"api_key=... or OPENAI_API_KEY\n{AGAIN}"

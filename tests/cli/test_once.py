@@ -201,7 +201,7 @@ class TestTheFirstSeconds:
         ("method", "words"),
         [
             *((method, ()) for method in ("runs", "create_run", "run_owner", "acquire_run", "done", "totals")),
-            ("create_run", ("--fresh",)),
+            ("create_run", ("--resume", "never")),
             ("create_run", ("--once", "k")),
         ],
     )
@@ -275,12 +275,12 @@ class TestOnce:
         said = " ".join(done.err.split())
         assert f"run {run.run_id} of suite 'doubles' has this key and cannot be resumed: its code has changed" in said
         assert "give another key to start a new run" in said
-        assert cli("run", "evals.py", "--quiet", "--once", "a", "--force").code == 0
+        assert cli("run", "evals.py", "--quiet", "--once", "a", "--allow-changed-code").code == 0
         assert counted() == 4
 
-    @pytest.mark.parametrize("words", [("--fresh",), ("--retry-errors",), ("--resume", "x")])
-    def test_options_that_execute_again_are_refused(self, cli: Cli, evals: Path, words: tuple[str, ...]) -> None:
-        done = cli("run", "evals.py", "--once", "a", *words)
+    @pytest.mark.parametrize("how", ["never", "errors", "x"])
+    def test_options_that_execute_again_are_refused(self, cli: Cli, evals: Path, how: str) -> None:
+        done = cli("run", "evals.py", "--once", "a", "--resume", how)
         assert done.code == 2
         assert "--once needs a key, and cannot be combined with" in done.err
 

@@ -132,9 +132,9 @@ class TestResuming:
         assert [run.number for run in open_store().runs()] == [1]
         assert cli("run", "evals.py", "--json").json["runs"][0]["resumed"] is False
 
-    def test_fresh_starts_a_new_run(self, cli: Cli, evals: Path) -> None:
+    def test_a_run_that_is_not_to_be_resumed_stays_and_a_new_one_starts(self, cli: Cli, evals: Path) -> None:
         self._interrupted(cli)
-        assert cli("run", "evals.py", "--fresh").err == ""
+        assert cli("run", "evals.py", "--resume", "never").err == ""
         assert [run.status for run in open_store().runs()] == ["finished", "interrupted"]
 
     def test_changed_code_starts_a_new_run_unless_a_named_one_is_forced(self, cli: Cli, evals: Path) -> None:
@@ -144,13 +144,14 @@ class TestResuming:
         assert (done.code, done.out) == (2, "")
         assert " ".join(done.err.split()) == (
             f"error: run {old.run_id} of suite 'doubles' cannot be resumed: its code has changed (evals.py) "
-            f"resume it anyway with --resume {old.run_id} --force: its results then come from two code versions"
+            f"resume it anyway with --resume {old.run_id} --allow-changed-code: its results then come from two code "
+            "versions"
         )
         done = cli("run", "evals.py", "--quiet")
         assert done.code == 0
         said = " ".join(done.err.split())
         assert f"and did not resume run {old.run_id} (interrupted): its code has changed" in said
-        done = cli("run", "evals.py", "--resume", "doubles@1", "--force")
+        done = cli("run", "evals.py", "--resume", "doubles@1", "--allow-changed-code")
         assert done.code == 0
         assert "has results of two code versions" in " ".join(done.err.split())
         assert "results of two code versions" in " ".join(done.out.split())
@@ -158,7 +159,7 @@ class TestResuming:
 
     def test_another_evaluator_is_sent_to_rescore(self, cli: Cli, evals: Path) -> None:
         old = self._interrupted(cli)
-        evals.write_text(EVALS.replace("exact_match", "one_of"))
+        evals.write_text(EVALS.replace("exact_match", "contains"))
         done = cli("run", "evals.py", "--resume", "doubles")
         assert done.code == 2
         assert f"score its stored outputs with this evaluator: fairtrial rescore {old.run_id} evals.py" in done.err
@@ -168,7 +169,7 @@ class TestResuming:
         done = cli("run", "evals.py")
         assert done.code == 4
         said = " ".join((done.out + done.err).split())
-        assert "--retry-errors" not in said
+        assert "--resume errors" not in said
         run = open_store().runs()[0].run_id
         assert (
             f"the same command scores them; if you change the evaluator, use: fairtrial rescore {run} evals.py" in said
@@ -178,7 +179,8 @@ class TestResuming:
 
     def test_resume_needs_one_suite_and_an_old_run(self, cli: Cli, evals: Path) -> None:
         self._interrupted(cli)
-        assert "needs exactly one suite" in cli("run", "evals.py", "--resume", "doubles", "--fresh").err
+        assert "needs exactly one suite" in cli("run", "evals.py", "evals.py", "--resume", "doubles").err
+        assert "resume must be 'auto', 'never', 'errors' or the id" in cli("run", "evals.py", "--resume", "").err
         assert "there is no run 'nothing'" in cli("run", "evals.py", "--resume", "nothing").err
 
     def test_errors_are_tried_again_when_asked_and_code_may_change_for_it(self, cli: Cli, place: Path) -> None:
@@ -189,7 +191,7 @@ class TestResuming:
         store = open_store()
         run = store.runs()[0]
         store.update_run(run.run_id, finished_at=run.created_at + 9_000, notes={"executed_seconds": 7_200.0})
-        done = cli("run", "evals.py", "--retry-errors")
+        done = cli("run", "evals.py", "--resume", "errors")
         assert done.code == 0
         assert f"\nretrying 1 trial of doubles@1 ({run.run_id}): the others are stored\n" in done.err
         assert re.search(r"\nretried 1 trial in [\d.]+ m?s\n", done.err)
@@ -241,7 +243,7 @@ class TestVerdicts:
         assert done.err == (
             "exit 4: 1 of 4 trials ended in an error, more than the allowed 10% (--max-error-share)\n"
             "  1 x ValueError: that is too hard (evals.py:15 in double)\n"
-            "  once that is fixed, retry them with --retry-errors\n"
+            "  once that is fixed, retry them with --resume errors\n"
         )
         assert cli("run", "evals.py", "--max-error-share", "0.25", "--quiet").code == 0
 

@@ -50,7 +50,7 @@ def test_ctrl_c_in_tmux_then_the_offered_command_goes_on_and_the_report_is_the_s
         assert re.search(rf"resuming slow@1 \(\w{{12}}\): {stored} of {TRIALS} trials are stored", "\n".join(lines))
 
     resumed = cli("show", "slow", "--json").json
-    cli("run", "slow.py", "--quiet", "--fresh")
+    cli("run", "slow.py", "--quiet", "--resume", "never")
     whole = cli("show", "slow", "--json").json
     assert resumed["run"]["run_id"] != whole["run"]["run_id"]
     for report in (resumed, whole):

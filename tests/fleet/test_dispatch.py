@@ -167,7 +167,7 @@ async def test_an_error_stays_unless_it_is_to_be_retried_and_the_retry_is_a_furt
         report = await suite_of(30).run(store=url, mailbox=broker)
         assert (report.status, dict(report.errors)) == ("finished", {"task_error": 2})
         worker.seen.clear()
-        again = await suite_of(30).run(store=url, mailbox=broker, retry_errors=True)
+        again = await suite_of(30).run(store=url, mailbox=broker, resume="errors")
     assert again.run_id == report.run_id
     assert (again.status, again.successful) == ("finished", 30)
     assert [(request.ordinal, request.attempt) for request in worker.seen] == [(3, 2), (9, 2)]
@@ -259,7 +259,7 @@ async def test_results_are_streamed_and_leaving_early_leaves_the_run_resumable(p
         async with FakeWorker(broker, "numbers").at_work():
             every = [result.key async for result in suite_of(50).stream(store=url, mailbox=broker)]
             assert len(set(every)) == len(every) == 50
-            async with aclosing(suite_of(50).stream(store=url, mailbox=broker, fresh=True)) as stream:
+            async with aclosing(suite_of(50).stream(store=url, mailbox=broker, resume="never")) as stream:
                 async for _ in stream:
                     break
             assert store.runs()[0].status == "interrupted"

@@ -257,7 +257,7 @@ async def test_two_clients_end_beside_requests_of_older_code(tmp_path: Path) -> 
             await asyncio.sleep(0.01)
         with anyio.fail_after(30):  # Nothing of the older code is stored, so nothing is said of two versions.
             reports = await two_clients(
-                lambda reached: newer.run(store=store, mailbox=reached, force=True), broker, worker
+                lambda reached: newer.run(store=store, mailbox=reached, allow_changed_code=True), broker, worker
             )
     assert [(report.status, report.total) for report in reports] == [("finished", 60)] * 2
 
@@ -271,6 +271,6 @@ async def test_a_client_that_retries_errors_learns_of_results_another_client_sto
     async with worker.at_work():
         with anyio.fail_after(20):
             reports = await two_clients(
-                lambda reached: suite_of(20).run(store=store, mailbox=reached, retry_errors=True), broker, worker
+                lambda reached: suite_of(20).run(store=store, mailbox=reached, resume="errors"), broker, worker
             )
     assert [(report.status, report.successful) for report in reports] == [("finished", 20)] * 2

@@ -198,7 +198,7 @@ async def test_requests_of_other_code_are_withdrawn_and_sent_again(tmp_path: Pat
     changed = suite_of(30)
     changed.version = "2"
     old = {item.id for item in broker._mailboxes["numbers.requests"]._waiting}
-    run = asyncio.create_task(changed.run(store=url, mailbox=broker, force=True))
+    run = asyncio.create_task(changed.run(store=url, mailbox=broker, allow_changed_code=True))
 
     def now() -> set[str]:
         return {item.id for item in broker._mailboxes["numbers.requests"]._waiting}
@@ -225,7 +225,7 @@ async def test_a_client_told_to_stop_does_not_wait_for_a_server_that_is_away(
         raise MailboxConnectionError("away")
 
     suite = suite_of(20)
-    run = asyncio.create_task(suite._carried_out(suite._request(store, {}, ()), broker, interrupt=interrupt))
+    run = asyncio.create_task(suite._execute(suite._request(store, {}, ()), broker, interrupt=interrupt))
     await until(lambda: len(requests._waiting) == 20)  # type: ignore[attr-defined]  # one in memory
     for name in ("depth", "send", "receive", "approximate_count"):
         monkeypatch.setattr(requests, name, gone)

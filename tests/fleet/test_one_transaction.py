@@ -358,7 +358,7 @@ async def test_two_runs_at_once_each_count_their_own_results(pg_url: str) -> Non
     broker, watchers = PostgresBroker(pg_url), [Watcher(), Watcher()]
     async with FakeWorker(broker, "numbers").at_work() as worker:
         reports = await asyncio.gather(
-            *(suite_of(60).run(store=pg_url, mailbox=broker, bus=watcher, fresh=True) for watcher in watchers)
+            *(suite_of(60).run(store=pg_url, mailbox=broker, bus=watcher, resume="never") for watcher in watchers)
         )
     assert len({report.run_id for report in reports}) == 2
     for report, watcher in zip(reports, watchers, strict=True):

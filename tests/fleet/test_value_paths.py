@@ -149,7 +149,7 @@ async def test_resumed_runs_score_what_they_stored(tmp_path: Path, reference: Ma
     first = await suite.run(store=url)
     assert first.errors["scorer_error"] == len(EVERYTHING) - first.errors["task_error"]
     failing.works.set()
-    assert verdicts(await suite.run(store=url, run_id=first.run_id)) == reference
+    assert verdicts(await suite.run(store=url, resume=first.run_id)) == reference
 
 
 async def test_retried_trials_have_their_values(tmp_path: Path, reference: Mapping[str, Verdict]) -> None:
@@ -157,7 +157,7 @@ async def test_retried_trials_have_their_values(tmp_path: Path, reference: Mappi
     suite = EvalSuite("retried", EVERYTHING, failing.task, same)
     first = await suite.run(store=url)
     failing.works.set()
-    assert verdicts(await suite.run(store=url, run_id=first.run_id, retry_errors=True)) == reference
+    assert verdicts(await suite.run(store=url, resume=f"errors:{first.run_id}")) == reference
 
 
 def copied(url: Any, run_id: str, folder: Path, how: str) -> str:

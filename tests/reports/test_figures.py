@@ -194,7 +194,7 @@ def adaptive_report() -> Any:
     numbers = Dataset.of({number: number for number in range(500)}, name="numbers")
     experiments = [Experiment("bad"), Experiment("good")]
     return EvalSuite("adaptive", numbers, answer, judge, experiments=experiments, config=config).run_sync(
-        store="memory:", fresh=True
+        store="memory:", resume="never"
     )
 
 

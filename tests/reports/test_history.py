@@ -130,7 +130,7 @@ class TestEarlierRuns:
             numbers = Dataset.of({number: number * 2 for number in range(4)}, name=name)
             config = EvalConfig(history=history)
             suite = EvalSuite("doubles", numbers, lambda number: number * 2, exact_match, config=config)
-            return suite.run_sync(store=found, fresh=True)
+            return suite.run_sync(store=found, resume="never")
 
         run("first", 0)
         named = run("second", ("doubles@1",))
@@ -180,5 +180,5 @@ def test_the_same_outputs_under_two_evaluators_show_how_far_the_judge_moved() ->
     said = "The sides score the same outputs: the difference is how far the evaluator moved, not the system."
     assert said in text
     assert "they may cause the difference" not in text
-    fresh = lenient.run_sync(store=found, fresh=True)
+    fresh = lenient.run_sync(store=found, resume="never")
     assert said not in words(compare(anchor, fresh).in_detail())

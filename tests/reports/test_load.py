@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     """A store with two runs of one suite and a run of another."""
     path = tmp_path / "runs.db"
     STUDY.run_sync(store=str(path))
-    STUDY.run_sync(store=str(path), fresh=True)
+    STUDY.run_sync(store=str(path), resume="never")
     OTHER.run_sync(store=str(path))
     return path
 

@@ -56,9 +56,9 @@ async def test_retries_and_retried_errors_are_told_apart(monkeypatch: pytest.Mon
     failures.write_text("1")
     suite = EvalSuite("b", data, unsteady, exact_match)
     assert said(await suite.run(store=store)) == [""]
-    again = await suite.run(store=store, retry_errors=True)
+    again = await suite.run(store=store, resume="errors")
     assert said(again) == [
-        "1 attempt in an earlier execution that ended in an error (--retry-errors, or a resumed run)"
+        "1 attempt in an earlier execution that ended in an error (--resume errors, or a resumed run)"
     ]
     assert again.pass_rate == 1.0
 

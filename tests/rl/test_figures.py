@@ -115,9 +115,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
             return Score(metrics=right(float(output < limit), size=float(output)))
 
         suite = EvalSuite("held-out", data, int, score, config=EvalConfig(repeats=2), version="1")
-        suite.run_sync(store=store, tags={"train": "run-7", "step": str(step)}, fresh=True)
+        suite.run_sync(store=store, tags={"train": "run-7", "step": str(step)}, resume="never")
     other = EvalSuite("held-out", data, int, lambda output, expected: 1.0, version="1")
-    other.run_sync(store=store, tags={"train": "run-8", "step": "9"}, fresh=True)
+    other.run_sync(store=store, tags={"train": "run-8", "step": "9"}, resume="never")
     yield store
     store.close()
 

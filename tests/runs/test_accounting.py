@@ -219,11 +219,11 @@ class World:
             if step.interrupt_after is not None and seen > step.interrupt_after:
                 interrupt()
 
-        request = self.suite._request(self.store, {}, (), retry_errors=step.action == "retry_errors")
+        request = self.suite._request(self.store, {}, (), resume="errors" if step.action == "retry_errors" else "auto")
         if step.action != "fleet":
-            return await self.suite._carried_out(request, None, interrupt=interrupt, on_result=count)
+            return await self.suite._execute(request, None, interrupt=interrupt, on_result=count)
         async with FakeWorker(self.broker, "s", self.reply, concurrency=3).at_work():
-            return await self.suite._carried_out(request, self.broker, interrupt=interrupt, on_result=count)
+            return await self.suite._execute(request, self.broker, interrupt=interrupt, on_result=count)
 
     def check(self, run: RunRecord) -> EvalReport:
         """Every trial of the plan is accounted for, and the status says what the store holds."""

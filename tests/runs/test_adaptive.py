@@ -381,7 +381,7 @@ class TestRuns:
         first = await suite(stop_on_error=True).run(store=store)
         assert begun[:3] != ["s0", "s1", "s2"]
         broken = False
-        second = await suite().run(store=store, retry_errors=True)
+        second = await suite().run(store=store, resume="errors")
         assert (second.run_id, second.status) == (first.run_id, "stopped")
         order = [sample.id for sample in samples(values).shuffle(0)]
         assert list(dict.fromkeys(begun)) == order[: len(set(begun))]
@@ -419,7 +419,7 @@ class TestRuns:
         note: Any = first.run.notes["adaptive"]
         assert (first.status, note["stopped"], note["reason"]) == ("interrupted", False, None)
         failing.clear()
-        second = await suite().run(store=store, retry_errors=True)
+        second = await suite().run(store=store, resume="errors")
         note = second.run.notes["adaptive"]
         figures = note["experiments"]["baseline"]
         assert (second.run_id, second.status) == (first.run_id, "stopped")

@@ -92,7 +92,7 @@ async def test_a_replaced_result_leaves_no_details_behind(tmp_path: Path) -> Non
 
     path = tmp_path / "runs.db"
     suite = EvalSuite("s", numbers(1), fails, exact_match)
-    reports = [await suite.run(store=str(path), retry_errors=True) for _ in range(3)]
+    reports = [await suite.run(store=str(path), resume="errors") for _ in range(3)]
     assert reports[-1].results[0].attempt == 3
     with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM details").fetchone() == (1,)

@@ -121,7 +121,7 @@ async def test_a_retried_trial_keeps_the_cost_of_its_failed_execution() -> None:
     first = await run(suite(task, judge(), size=2), store)
     assert (first.cost_usd, first.judge_cost_usd) == (1.0, None)
     broken[0] = False
-    again = await run(suite(task, judge(), 99.0, size=2), store, retry_errors=True)
+    again = await run(suite(task, judge(), 99.0, size=2), store, resume="errors")
     assert (again.run_id, again.status) == (first.run_id, "finished")
     assert (again.cost_usd, again.judge_cost_usd, again.total_tokens) == (2.0, 2.0, 60)
 

@@ -255,7 +255,7 @@ def test_a_resumed_run_does_not_mix_two_evaluators_typed_into_a_console(tmp_path
         with warnings.catch_warnings(record=True) as said: b = EvalSuite("s", ds, t, lenient, config=config).run_sync()
 
         print(a.run_id != b.run_id, b.run.evaluator, b.total, [str(w.message) for w in said])
-        same = EvalSuite("s", ds, t, strict, config=config).run_sync(run_id=a.run_id)
+        same = EvalSuite("s", ds, t, strict, config=config).run_sync(resume=a.run_id)
         print(same.run_id == a.run_id, same.total)
     """
     done = subprocess.run(

@@ -135,7 +135,7 @@ def test_stores_rescoring_and_exports_keep_it(
     assert "the sample has none" in next(result.error for result in report.results if result.error)
     assert [result.sample for result in report.results] == list(ALL)
     assert outcomes(suite.rescore_sync(report.run_id, store=store)) == SCORES
-    assert outcomes(suite.run_sync(store=store, run_id=report.run_id)) == SCORES
+    assert outcomes(suite.run_sync(store=store, resume=report.run_id)) == SCORES
     save_run(store, report.run_id, tmp_path / "saved.fairtrial")
     copied, run_id = load_run(tmp_path / "saved.fairtrial")
     assert [sample for _, sample in copied.samples(run_id)] == list(ALL)

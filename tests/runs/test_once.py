@@ -39,7 +39,7 @@ async def test_a_key_resumes_its_run_and_a_finished_one_is_not_executed_again() 
     store = open_store("memory:")
     first, second, third = Counting(1), Counting(), Counting()
     stopped = await suite(first, stop_on_error=True).run(store=store, once="nightly")
-    between = await suite(Counting()).run(store=store, fresh=True)
+    between = await suite(Counting()).run(store=store, resume="never")
     resumed = await suite(second).run(store=store, once="nightly")
     again = await suite(third).run(store=store, once="nightly")
     assert (stopped.status, resumed.status, again.status) == ("interrupted", "finished", "finished")
@@ -58,10 +58,10 @@ async def test_a_key_of_a_run_that_differs_is_refused_unless_only_the_code_does_
     changed = EvalSuite("s", doubles(4), Counting(), exact_match, version="2", config=EvalConfig(max_concurrent=1))
     with pytest.raises(RunMismatchError, match="has this key and cannot be resumed: its code has changed"):
         await changed.run(store=store, once="nightly")
-    assert (await changed.run(store=store, once="nightly", force=True)).run_id == ended.run_id
+    assert (await changed.run(store=store, once="nightly", allow_changed_code=True)).run_id == ended.run_id
 
 
-@pytest.mark.parametrize("odd", [{"once": ""}, {"fresh": True}, {"retry_errors": True}, {"run_id": "x"}])
+@pytest.mark.parametrize("odd", [{"once": ""}, {"resume": "never"}, {"resume": "errors"}, {"resume": "x"}])
 async def test_a_key_is_text_and_says_by_itself_which_run_is_meant(odd: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="once must be a text that is not empty"):
         await suite(Counting()).run(store="memory:", **{"once": "k", **odd})

@@ -269,7 +269,7 @@ class TestResuming:
         suite = EvalSuite("s", numbers(1), same, exact_match, version="1")
         first = await suite.run(store=store)
         second = await suite.rescore(first.run_id, judge, store=store)
-        third = await suite.rescore(first.run_id, judge, store=store, fresh=True)
+        third = await suite.rescore(first.run_id, judge, store=store, resume="never")
         assert third.run_id != second.run_id
 
 

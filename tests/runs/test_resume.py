@@ -87,8 +87,8 @@ def task(given, ctx):
         raise ValueError
     return given
 
-for how in ({"fresh": True}, {}, {"retry_errors": True}):
-    config = EvalConfig(stop_on_error=bool(how.get("fresh")), max_concurrent=1)
+for how in ({"resume": "never"}, {}, {"resume": "errors"}):
+    config = EvalConfig(stop_on_error=how.get("resume") == "never", max_concurrent=1)
     EvalSuite("study", dataset, task, exact_match, config=config, version="1").run_sync(store="runs.db", **how)
 """
     assert child(code).splitlines() == [
@@ -103,7 +103,7 @@ async def test_the_time_of_a_run_is_that_of_its_processes_and_not_the_time_betwe
     first = await failing.run(store=store)
     assert first.run.noted.executed_seconds is None
     store.update_run(first.run_id, finished_at=first.run.created_at + 5.0)
-    again = await failing.run(store=store, retry_errors=True)
+    again = await failing.run(store=store, resume="errors")
     assert again.run.took_seconds is not None
     assert again.run.took_seconds == again.run.noted.executed_seconds
     assert 5.0 <= again.run.took_seconds < 65.0
@@ -117,7 +117,7 @@ async def test_the_time_of_a_run_is_that_of_its_processes_and_not_the_time_betwe
 async def test_a_finished_run_is_followed_by_a_new_one_and_fresh_always_is() -> None:
     store = open_store("memory:")
     suite = EvalSuite("s", doubles(3), Counting(), exact_match)
-    runs = [await suite.run(store=store), await suite.run(store=store), await suite.run(store=store, fresh=True)]
+    runs = [await suite.run(store=store), await suite.run(store=store), await suite.run(store=store, resume="never")]
     assert len({report.run_id for report in runs}) == 3
     assert [report.run.number for report in runs] == [1, 2, 3]
 
@@ -144,14 +144,16 @@ async def test_a_difference_starts_a_new_run_and_a_named_run_is_refused(change: 
     parts: dict[str, Any] = {"dataset": doubles(8), "config": EvalConfig(), "evaluator": exact_match, **change}
     changed = EvalSuite("s", task=Counting(), **parts)
     with pytest.raises(RunMismatchError, match=f"run {old.run_id} of suite 's' cannot be resumed: {message}"):
-        await changed.run(store=store, run_id=old.run_id)
+        await changed.run(store=store, resume=old.run_id)
     with pytest.raises(RunMismatchError, match=message) as refused:
-        await changed.run(store=store, run_id=old.run_id, force=True)
+        await changed.run(store=store, resume=old.run_id, allow_changed_code=True)
     with pytest.warns(ResumeWarning, match=f"did not resume run {old.run_id} .interrupted.: {message}") as warned:
         new = await changed.run(store=store)
     if "evaluator" not in message:
-        assert str(refused.value).endswith(f"(--resume {old.run_id}), or start a new run with fresh=True (--fresh)")
-        assert str(warned[0].message).endswith(f"with run_id={old.run_id!r} (--resume {old.run_id})")
+        assert str(refused.value).endswith(
+            f"(--resume {old.run_id}), or start a new run with resume='never' (--resume never)"
+        )
+        assert str(warned[0].message).endswith(f"with resume={old.run_id!r} (--resume {old.run_id})")
     assert new.run_id != old.run_id
     assert (new.status, store.get_run(old.run_id).status) == ("finished", "interrupted")
 
@@ -168,13 +170,15 @@ async def test_changed_code_starts_a_new_run_unless_it_is_forced_and_then_every_
     store = open_store("memory:")
     old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
     changed = EvalSuite("s", doubles(8), Counting(), exact_match, version="2")
-    with pytest.raises(RunMismatchError, match=r"its code has changed.*force=True \(--resume \w+ --force\)"):
-        await changed.run(store=store, run_id=old.run_id)
+    with pytest.raises(
+        RunMismatchError, match=r"its code has changed.*, allow_changed_code=True \(--resume \w+ --allow-"
+    ):
+        await changed.run(store=store, resume=old.run_id)
     with pytest.warns(ResumeWarning, match="its code has changed"):
         new = await changed.run(store=store)
     assert new.run_id != old.run_id
     with pytest.warns(ResumeWarning, match="results of two code versions"):
-        report = await changed.run(store=store, run_id=old.run_id, force=True)
+        report = await changed.run(store=store, resume=old.run_id, allow_changed_code=True)
     assert (report.run_id, report.status) == (old.run_id, "finished")
     assert [result.code for result in report.results] == [0, 0, 0, 1, 1, 1, 1, 1]
     assert code_versions(store, report.run) == 2
@@ -182,7 +186,7 @@ async def test_changed_code_starts_a_new_run_unless_it_is_forced_and_then_every_
     for shown in (str(report), report.to_markdown(), report.to_html(), str(compared), str(gated)):
         assert "results of two code versions" in " ".join(shown.split())
     assert '"code_versions": 2' in json.dumps(report.to_json())
-    again = await changed.run(store=store, run_id=old.run_id)  # Both versions are known: nothing differs.
+    again = await changed.run(store=store, resume=old.run_id)  # Both versions are known: nothing differs.
     assert code_versions(store, again.run) == 2
 
 
@@ -204,9 +208,9 @@ async def test_a_run_without_an_identity_notes_that_its_code_has_changed() -> No
     old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
     for run_id in ("older", "oldest"):
         store.create_run(replace(store.get_run(old.run_id), run_id=run_id, identity=None))
-    same = await EvalSuite("s", doubles(8), Counting(), exact_match, version="1").run(store=store, run_id="older")
+    same = await EvalSuite("s", doubles(8), Counting(), exact_match, version="1").run(store=store, resume="older")
     forced = EvalSuite("s", doubles(8), Counting(), exact_match, version="2")
-    changed = await forced.run(store=store, run_id="oldest", force=True)
+    changed = await forced.run(store=store, resume="oldest", allow_changed_code=True)
     assert (same.run.noted.code_changed, changed.run.noted.code_changed) == (False, True)
     assert {result.code for result in changed.results} == {0}
 
@@ -222,7 +226,7 @@ async def test_an_imported_run_is_passed_over_and_a_rescoring_is_not_resumed() -
     assert (resumed.run_id, sorted(task.calls)) == (old.run_id, [3, 4, 5, 6, 7])
     rescored = await suite.rescore(old.run_id, store=store)
     with pytest.raises(RunMismatchError, match=f"is a rescoring of run {old.run_id}. Resume it with rescore"):
-        await suite.run(store=store, run_id=rescored.run_id)
+        await suite.run(store=store, resume=rescored.run_id)
 
 
 async def test_what_the_code_may_read_is_named_if_it_changed() -> None:
@@ -270,10 +274,10 @@ async def test_a_resumed_run_tells_what_is_stored_retried_and_paid() -> None:
     assert [(event.done, event.retried) for event in first.started] == [(0, 0)]
     assert first.progress[0] == (0, 1, 0.0)  # Later ones depend on when results are committed.
     assert [outstanding for _, outstanding, _ in first.progress] == [1] * 4
-    await suite(2).run(store=store, bus=second, retry_errors=True)
+    await suite(2).run(store=store, bus=second, resume="errors")
     assert [(event.done, event.retried) for event in second.started] == [(4, 2)]
     assert second.progress[0] == (2, 1, 2.0)  # What is repeated counts neither as stored nor as paid.
-    await suite().run(store=store, bus=third, retry_errors=True)
+    await suite().run(store=store, bus=third, resume="errors")
     assert [(event.done, event.retried) for event in third.started] == [(4, 1)]
     assert third.progress == [(3, 1, 4.0)]
 
@@ -282,7 +286,7 @@ async def test_a_run_of_another_suite_is_not_resumed() -> None:
     store = open_store("memory:")
     old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
     with pytest.raises(RunMismatchError, match=r"belongs to suite 's' \(got 'other'\)"):
-        await EvalSuite("other", doubles(8), Counting(), exact_match).run(store=store, run_id=old.run_id)
+        await EvalSuite("other", doubles(8), Counting(), exact_match).run(store=store, resume=old.run_id)
 
 
 async def test_outputs_without_a_score_are_not_executed_again_for_another_evaluator() -> None:
@@ -305,10 +309,10 @@ async def test_errors_are_retried_by_changed_code_and_refused_with_another_evalu
     store = open_store("memory:")
     old = await EvalSuite("s", doubles(4), Counting(3), exact_match, version="1").run(store=store)
     with pytest.raises(RunMismatchError, match="its evaluator was exact_match, now matches"):
-        await EvalSuite("s", doubles(4), Counting(), matches("x"), version="2").run(store=store, retry_errors=True)
+        await EvalSuite("s", doubles(4), Counting(), matches("x"), version="2").run(store=store, resume="errors")
     with pytest.warns(ResumeWarning, match="results of two code versions"):
         report = await EvalSuite("s", doubles(4), Counting(), exact_match, version="2").run(
-            store=store, retry_errors=True
+            store=store, resume="errors"
         )
     assert (report.run_id, report.pass_rate_all) == (old.run_id, 1.0)
     assert [result.code for result in report.results] == [0, 0, 0, 1]
@@ -319,7 +323,7 @@ async def test_a_run_of_errors_that_changed_code_retries_has_results_of_one_vers
     old = await EvalSuite("s", doubles(2), Counting(0, 1), exact_match, version="1").run(store=store)
     with warnings.catch_warnings(action="error", category=ResumeWarning):
         report = await EvalSuite("s", doubles(2), Counting(), exact_match, version="2").run(
-            store=store, retry_errors=True
+            store=store, resume="errors"
         )
     assert (report.run_id, report.pass_rate_all) == (old.run_id, 1.0)
     assert code_versions(store, report.run) == 1
@@ -371,7 +375,7 @@ async def test_errors_are_tried_again_only_when_asked_and_count_as_a_further_att
     config = EvalConfig(stop_on_error=True, max_concurrent=1)
     await EvalSuite("s", doubles(4), Counting(3), exact_match, config=config, version="1").run(store=store)
     task = Counting()
-    report = await EvalSuite("s", doubles(4), task, exact_match, version="1").run(store=store, retry_errors=True)
+    report = await EvalSuite("s", doubles(4), task, exact_match, version="1").run(store=store, resume="errors")
     assert task.calls == [3]
     assert report.pass_rate_all == 1.0
     assert report.results[3].attempt == 2
@@ -382,7 +386,7 @@ async def test_the_errors_of_a_finished_run_are_tried_again_in_that_run() -> Non
     first = await EvalSuite("s", doubles(4), Counting(1, 3), exact_match, version="1").run(store=store)
     assert (first.status, first.pass_rate_all) == ("finished", 0.5)
     task = Counting()
-    second = await EvalSuite("s", doubles(4), task, exact_match, version="1").run(store=store, retry_errors=True)
+    second = await EvalSuite("s", doubles(4), task, exact_match, version="1").run(store=store, resume="errors")
     assert (second.run_id, second.status, second.pass_rate_all) == (first.run_id, "finished", 1.0)
     assert sorted(task.calls) == [1, 3]
 

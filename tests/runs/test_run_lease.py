@@ -176,7 +176,7 @@ def test_a_second_process_is_refused_while_the_first_executes_and_resumes_at_onc
 ) -> None:
     first = processes.start()
     wait_until(lambda: processes.stored() > 0)
-    with pytest.raises(RunBusyError, match=rf"being executed by process {first.pid} on .*fresh=True"):
+    with pytest.raises(RunBusyError, match=rf"being executed by process {first.pid} on .*resume='never'"):
         the_suite().run_sync(store=processes.url)
     assert first.poll() is None
     store = open_store(processes.url)
@@ -219,7 +219,7 @@ def test_a_run_is_started_once_when_another_process_starts_it_at_the_same_moment
         report = the_suite().run_sync(store=here)
         assert (report.run_id, report.status, report.total) == ("the-other", "finished", TRIALS)
         assert [run.run_id for run in here.runs()] == ["the-other"]
-        assert the_suite().run_sync(store=here, fresh=True).run_id != "the-other"
+        assert the_suite().run_sync(store=here, resume="never").run_id != "the-other"
 
 
 @pytest.mark.long

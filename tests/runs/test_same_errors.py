@@ -93,7 +93,7 @@ def test_the_first_twenty_equal_programming_errors_stop_the_run(
     )
     assert f"(test_same_errors.py:{_line(fn)} in {fn.__name__})" in report.run.noted.stopped
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "run it again with --retry-errors (retry_errors=True); --max-same-errors 0" in said
+    assert "run it again with --resume errors (resume='errors'); --max-same-errors 0" in said
     code, reason = exit_status(report, fail_under=None, max_error_share=1.0)
     assert int(code) == 4
     assert "the run was stopped because" in reason
@@ -230,7 +230,7 @@ def test_after_the_fix_the_run_is_resumed_with_retried_errors(tmp_path: Path) ->
     again = suite.run_sync(store=store)
     assert (again.run_id, again.status, again.total) == (first.run_id, "incomplete", 40)
     broken[0] = False
-    last = suite.run_sync(store=store, retry_errors=True)
+    last = suite.run_sync(store=store, resume="errors")
     assert (last.run_id, last.status, last.pass_rate, dict(last.errors)) == (first.run_id, "finished", 1.0, {})
 
 

@@ -148,7 +148,7 @@ async def test_a_run_warns_once_when_the_first_trials_all_end_in_the_same_error(
         assert said[0].startswith(
             "the first 20 trials that finished all ended in the same error: ValueError: no 19 (test_suite.py:"
         )
-        assert said[0].endswith("run it again with --retry-errors (retry_errors=True)")
+        assert said[0].endswith("run it again with --resume errors (resume='errors')")
 
 
 async def test_a_warning_of_equal_scorer_errors_recommends_rescoring(caplog: pytest.LogCaptureFixture) -> None:

@@ -386,7 +386,7 @@ def test_a_run_whose_old_results_were_all_replaced_has_one_code_version() -> Non
     fixed = EvalSuite("s", data, lambda x: "a", exact_match, version="2")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = fixed.run_sync(store=store, retry_errors=True)
+        report = fixed.run_sync(store=store, resume="errors")
     assert (report.run.number, [result.code for result in report.results]) == (1, [1, 1, 1])
     assert code_versions(store, report.run) == 1
     other = fixed.run_sync(store=store)

@@ -25,17 +25,17 @@ from fairtrial import (
     evaluate_sync,
     exact_match,
     llm_judge,
-    sync,
 )
 from fairtrial.base.codec import canonical
 from fairtrial.data import load_jsonl
 from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.model_server import ModelServer, Reply
-from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
+from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter, prompt_task
 from fairtrial.models.judges import numeric_judge
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, SampleEvaluated
 from fairtrial.scoring import composite
 from fairtrial.scoring.evaluator import resolve
+from fairtrial.specifications import EvalSuite as SpecifiedSuite
 from fairtrial.specifications import configure_wink
 from fairtrial.store import redact
 from tests.integrations.tracing.collector import Collector, attributes
@@ -180,7 +180,9 @@ def test_a_judges_own_model_is_asked_and_not_the_one_under_test() -> None:
     sample: Sample[QAInput, QAOutput] = Sample("1", QAInput("Capital of Peru?"), QAOutput("Lima"))
     (score,) = judge(sample, QAOutput("Lima"), context=_context(under_test))
     assert (score.value, len(own.calls), len(under_test.calls)) == (0.75, 1, 0)
-    suite = EvalSuite(dataset=Dataset([sample]), prompt=QA_PROMPT, adapter=under_test, evaluator=judge)
+    suite = EvalSuite(
+        dataset=Dataset([sample]), task=prompt_task(QA_PROMPT, under_test), evaluator=judge, adapter=under_test
+    )
     report = suite.run_sync(store="memory:")
     assert (report.scores_by_criterion, report.errors) == ({"Is it right": 0.75}, {})
     assert (len(own.calls), len(under_test.calls)) == (2, 1)
@@ -262,7 +264,7 @@ def test_block_63_every_run_of_a_process_is_traced_to_a_project_until_it_is_swit
         evaluate_sync([Sample("c", "c", "C")], str.upper, exact_match)
         configure_wink(project="my evals", tracing_enabled=False)
         sent = {attributes(span)["fairtrial.sample.id"]: attributes(span) for span in server.spans}
-        suite.run_sync(store="memory:", fresh=True)
+        suite.run_sync(store="memory:", resume="never")
         assert len(server.spans) == len(sent) == 3
         headers = server.requests[0].headers
     assert (server.requests[0].path, headers["langsmith-project"]) == ("/otel/v1/traces", "my evals")
@@ -288,7 +290,7 @@ def test_blocks_62_65_a_suite_of_a_prompt_with_judges_that_use_its_adapter(path:
         def publish(self, event: object) -> None:
             heard.append(event)
 
-    suite = sync.EvalSuite(
+    suite = SpecifiedSuite(
         prompt=QA_PROMPT,
         dataset=dataset,
         evaluator=composite(exact_match, llm_judge("Is it correct"), llm_judge("Is it concise")),

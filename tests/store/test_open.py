@@ -321,7 +321,7 @@ class TestPgBouncer:
         url = pg_server.new_database()
         with PgBouncer(pg_server) as pooler, closing(open_store(f"{pooler.url(url)}?pgbouncer=true")) as store:
             suite = EvalSuite("pooled", Dataset.of({n: n for n in range(40)}, name="n"), lambda n: n, exact_match)
-            reports = [suite.run_sync(store=store, fresh=True) for _ in range(8)]
+            reports = [suite.run_sync(store=store, resume="never") for _ in range(8)]
             assert isinstance(store, SqlStore)
             with store._engine.connect() as connection:  # A prepared statement would be on somebody else's connection.
                 assert getattr(connection.connection.driver_connection, "prepare_threshold", 0) is None

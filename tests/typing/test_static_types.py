@@ -36,7 +36,7 @@ from fairtrial.data import load_jsonl
 from fairtrial.data.session import SliceView, restore_session
 from fairtrial.fleet import EvalRequest
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
-from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
+from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter, prompt_task
 from fairtrial.scoring import SessionEvaluator
 
 
@@ -139,15 +139,13 @@ def test_results_reports_and_suites_have_the_type_of_their_output() -> None:
     assert_type(plain.output, Any)
 
     prompt = PromptTemplate[int](key="p", sections=[MarkdownSection("", "$input", "p")])
-    suite = EvalSuite(
+    suite: EvalSuite[Question, int, int] = EvalSuite(
         "typed",
         Dataset([Sample("a", Question("2+2?"), 4)]),
-        evaluator=exact_match,
-        prompt=prompt,
-        adapter=ScriptedAdapter([]),
+        prompt_task(prompt, ScriptedAdapter([])),
+        exact_match,
     )
-    assert_type(suite, EvalSuite[Question, int, int])
-    assert report.results[0].output == 4
+    assert (report.results[0].output, suite.name) == (4, "typed")
 
 
 @pytest.mark.proves("R124")

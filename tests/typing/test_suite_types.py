@@ -209,15 +209,13 @@ def test_built_in_evaluators_judges_and_combinations_are_accepted() -> None:
 
 def test_prompts_agents_and_main_loops_are_tasks() -> None:
     prompt = PromptTemplate[Answer](key="p", sections=[MarkdownSection("", "$text", "p")])
-    from_prompt = EvalSuite("s", QUESTIONS, evaluator=is_right, prompt=prompt, adapter=MODEL)
-    assert_type(from_prompt, EvalSuite[Question, Answer, int])
     as_task = EvalSuite("s", QUESTIONS, prompt_task(prompt, MODEL), is_right)
     assert_type(as_task, EvalSuite[Question, Answer, int])
     agent: EvalSuite[Question, Any, int] = EvalSuite("s", QUESTIONS, agent_task(MODEL), exact_match)
     loop: MainLoop[Question, Answer] = MainLoop(answer)
     assert_type(EvalSuite("s", QUESTIONS, loop, is_right), EvalSuite[Question, Answer, int])
     own_tasks = EvalSuite("s", QUESTIONS, evaluator=exact_match, experiments=[Experiment("one", task=answer)])
-    assert [suite.name for suite in (from_prompt, as_task, agent, own_tasks)] == ["s"] * 4
+    assert [suite.name for suite in (as_task, agent, own_tasks)] == ["s"] * 3
 
 
 def test_parameters_of_experiments_are_read_without_casts() -> None:

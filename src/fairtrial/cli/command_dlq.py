@@ -121,7 +121,7 @@ def retry_letters(
     """Put dead letters back into the queue and reset their delivery counts.
 
     Their results go to the client that waits for them. Dead letters of a run that has ended are refused, because no
-    client collects their results: run the suite again with --retry-errors instead. A request that may have ended its
+    client collects their results: run the suite again with --resume errors instead. A request that may have ended its
     process is executed in a child process again.
 
     \b
@@ -230,7 +230,7 @@ def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]
             words = shlex.join(base_words(run))
             raise UserError(
                 f"run {name_of(run)} has ended: no client collects the results of its {count(number, 'dead letter')}",
-                f"retry its failed trials with: fairtrial run {words} --mailbox URL --retry-errors",
+                f"retry its failed trials with: fairtrial run {words} --mailbox URL --resume errors",
             )
     unknown = [address for address in addresses if address not in runs]
     gone = set(unknown) - existing_mailboxes(url, unknown)
@@ -239,7 +239,7 @@ def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]
         raise UserError(
             f"no client collects the results of {count(number, 'dead letter')}: the mailbox "
             f"{plain(min(gone))} does not exist",
-            "run the suite again with --retry-errors, or use --force to execute them all the same",
+            "run the suite again with --resume errors, or use --force to execute them all the same",
         )
 
 

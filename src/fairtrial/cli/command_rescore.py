@@ -20,7 +20,9 @@ def rescore(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="Suite with the evaluator to use: file.py[:name].")],
     max_cost: options.MaxCost = None,
     strict_cost: options.StrictCost = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even if a rescoring is unfinished.")] = False,
+    resume: Annotated[
+        str, typer.Option("--resume", metavar="auto|never", help="never: start a new run even if one is unfinished.")
+    ] = "auto",
     store: options.Store = None,
     log_format: options.LogFormat = None,
     json: options.Json = False,
@@ -52,7 +54,7 @@ def rescore(
     with settings.prices():
         loaded = selected(load(suite), Selection(max_cost=max_cost, strict_cost=strict_cost))
         try:
-            report = loaded.rescore_sync(named.run.run_id, store=opened, fresh=fresh)
+            report = loaded.rescore_sync(named.run.run_id, store=opened, resume=resume)
         except RunMismatchError as error:
             what, _, remedy = str(error).rpartition(". ")
             raise UserError(what, f"{remedy[:1].lower()}{remedy[1:]}") from None

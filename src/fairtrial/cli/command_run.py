@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fairtrial.cli.user_errors import ExitCode
     from fairtrial.reports import EvalReport
     from fairtrial.reports.figures.analysis_plan import AnalysisPlan
+    from fairtrial.runs.request import Resume
+    from fairtrial.store.protocol import RunStore
     from fairtrial.suites import EvalSuite
 
 
@@ -91,14 +93,19 @@ def run(
         str | None,
         typer.Option("--cache", metavar="POLICY", help="Cache of model responses: off, read, read-write or refresh."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even if one is unfinished.")] = False,
-    retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Retry the trials of the latest run that ended in an error.")
-    ] = False,
     resume: Annotated[
-        str | None,
-        typer.Option("--resume", metavar="RUN", help="Resume this run; rejected if it does not match the suite."),
-    ] = None,
+        str,
+        typer.Option(
+            "--resume",
+            metavar="auto|never|errors|RUN",
+            help="auto: the latest run if it is unfinished. never: start a new run. errors: retry the trials of the "
+            "latest run that ended in an error. RUN: this run, rejected if it does not match the suite; errors:RUN to "
+            "retry its errors.",
+        ),
+    ] = "auto",
+    allow_changed_code: Annotated[
+        bool, typer.Option("--allow-changed-code", help="Resume even if the code has changed.")
+    ] = False,
     once: Annotated[
         str | None,
         typer.Option(
@@ -107,7 +114,6 @@ def run(
             help="Execute the run of this key once: the same key resumes it, and only reports it when it is finished.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Resume even if the code has changed.")] = False,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -235,10 +241,10 @@ def run(
           --evaluator exact_match                        compare two models
     """
     from fairtrial.cli import adhoc
-    from fairtrial.cli.options import find_run, parse_pairs
+    from fairtrial.cli.options import parse_pairs
     from fairtrial.cli.running import RunOptions, Selection, selected, stdout_for_json
     from fairtrial.cli.screen import print_json
-    from fairtrial.runs.writer import call_store
+    from fairtrial.runs.request import AUTO, parse_resume
 
     options.start_logging(log_format, quiet=quiet)
     settings, url = options.settings_with(store)
@@ -273,24 +279,19 @@ def run(
             (selected(suite, selection), words) for suite, words in _planned(suites or (), adhoc_options, settings)
         ]
         _receive(planned, receive_traces, trace_wait, mailbox)
-        if resume is not None and (fresh or len(planned) > 1):
-            raise UserError("--resume needs exactly one suite and no --fresh", "give one suite, and omit --fresh")
-        if once is not None and (not once or fresh or retry_errors or resume is not None):
-            raise UserError(
-                "--once needs a key, and cannot be combined with --fresh, --retry-errors or --resume", "omit them"
-            )
+        wanted = parse_resume(resume)
+        if wanted.run_id is not None and len(planned) > 1:
+            raise UserError("--resume RUN needs exactly one suite", "give one suite")
+        if once is not None and (not once or wanted != AUTO):
+            raise UserError("--once needs a key, and cannot be combined with --resume", "omit --resume")
         plans = _plans(plan, settings, [suite.name for suite, _ in planned])
         opened = options.open_when_available(url)
         run_options = RunOptions(
             store=opened,
             words=ctx.obj or ("run",),
             mailbox=mailbox,
-            fresh=fresh,
-            retry_errors=retry_errors,
-            force=force,
-            run_id=None
-            if resume is None
-            else call_store(lambda: find_run(opened, resume), "finding the run").run.run_id,
+            resume=resume if wanted.run_id is None else _with_id(opened, wanted),
+            allow_changed_code=allow_changed_code,
             once=once,
             quiet=quiet,
             json=json,
@@ -309,6 +310,15 @@ def run(
     if json and code != ExitCode.INTERRUPTED:
         print_json({"format": "fairtrial.run/1", "exit_code": int(code), "runs": facts})
     return int(code)
+
+
+def _with_id(store: RunStore, wanted: Resume) -> str:
+    """Return what to resume with the id of the run that was named in any way."""
+    from fairtrial.cli.options import find_run
+    from fairtrial.runs.writer import call_store
+
+    run_id = call_store(lambda: find_run(store, str(wanted.run_id)), "finding the run").run.run_id
+    return f"errors:{run_id}" if wanted.retry_errors else run_id
 
 
 def _planned(
@@ -502,6 +512,6 @@ def _show(outcome: RunOutcome, run_options: RunOptions, code: int, reason: str) 
 def _error_remedy(report: EvalReport, run_options: RunOptions) -> str:
     """Return what to do about the errors of a run: outputs that only lack a score need no trial executed again."""
     if any(outcome != "scorer_error" and count for outcome, count in report.errors.items()):
-        return "once that is fixed, retry them with --retry-errors"
+        return "once that is fixed, retry them with --resume errors"
     again = shlex.join(["fairtrial", "rescore", report.run_id, *run_options.base])
     return f"the outputs are stored: the same command scores them; if you change the evaluator, use: {again}"

@@ -25,6 +25,7 @@ from fairtrial.reports.render.safe_text import plain
 from fairtrial.reports.run_names import PART, name_of
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.progress import Tally, shown
+from fairtrial.runs.request import parse_resume
 from fairtrial.runs.writer import call_store
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RESUMABLE
@@ -188,10 +189,8 @@ class RunOptions:
     words: Sequence[str]  # The command line after `fairtrial`.
     base: Sequence[str] = ()  # The words that name the suite; stored with the run, to suggest commands.
     mailbox: str | None = None
-    fresh: bool = False
-    retry_errors: bool = False
-    force: bool = False
-    run_id: str | None = None  # The run to resume.
+    resume: str = "auto"  # As `EvalSuite.run` takes it.
+    allow_changed_code: bool = False
     once: str | None = None  # The key of a run that is executed once.
     plan: AnalysisPlan | None = None
     quiet: bool = False
@@ -202,14 +201,15 @@ class RunOptions:
 
     @property
     def resume_words(self) -> list[str]:
-        """The command line that resumes the run; with --fresh it would start a new one."""
-        return [word for word in self.words if word != "--fresh"]
+        """The command line that resumes the run; with `--resume never` it would start a new one."""
+        return _without_resume(self.words) if self.resume == "never" else list(self.words)
 
     def resume_command(self, run: RunRecord) -> str:
         """The command that resumes this very run, whatever has become of it."""
-        words = self.resume_words
-        named = self.run_id is not None or self.once is not None
-        return _command(words if named else [*words, "--resume", run.run_id])
+        if self.once is not None or parse_resume(self.resume).run_id is not None:
+            return _command(self.words)
+        named = f"errors:{run.run_id}" if self.resume == "errors" else run.run_id
+        return _command([*_without_resume(self.words), "--resume", named])
 
     def show_command(self, run: RunRecord) -> str:
         """The command that shows the report of a run."""
@@ -241,8 +241,10 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
     """
     from fairtrial.runs.sync import announcing
 
-    named = run_options.run_id is not None or run_options.once is not None
-    fresh = run_options.fresh or (not named and _is_other_part(suite, run_options.store))
+    resume = run_options.resume
+    named = parse_resume(resume).run_id is not None or run_options.once is not None
+    if not named and _is_other_part(suite, run_options.store):
+        resume = "never"
     begun: list[EvalRunStarted] = []
 
     def started(event: EvalRunStarted) -> None:
@@ -256,7 +258,7 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
             console.print(event.resume_text(f"{name_of(event.run)} ({event.run_id})"), soft_wrap=True)
 
     console = err()
-    tally = Tally(run_options.store, started, retries=run_options.retry_errors)
+    tally = Tally(run_options.store, started, retries=parse_resume(resume).retry_errors)
 
     def announce(text: str) -> None:
         tally.remark = text
@@ -276,11 +278,9 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
                 store=run_options.store,
                 bus=[tally, *run_options.observers],
                 tags=dict(run_options.tags),
-                fresh=fresh,
-                retry_errors=run_options.retry_errors,
-                run_id=run_options.run_id,
+                resume=resume,
+                allow_changed_code=run_options.allow_changed_code,
                 once=run_options.once,
-                force=run_options.force,
                 plan=run_options.plan,
                 **options,
             )
@@ -341,7 +341,12 @@ def reported[T](run_options: RunOptions, report: EvalReport, show: Callable[[], 
 def _for_command_line(text: str, run_options: RunOptions) -> str:
     """Replace arguments of the library in a message by the options of the command line."""
     text = re.sub(r"suite\.rescore\([^)]*\) \((.*?) SUITE\)", r"\1 " + shlex.join(run_options.base), text)
-    return re.sub(r"(?:fresh=True|run_id='\w+'(?:, force=True)?) \((--[^)]*)\)", r"\1", text)
+    return re.sub(r"resume='\w+'(?:, allow_changed_code=True)? \((--[^)]*)\)", r"\1", text)
+
+
+def _without_resume(words: Sequence[str]) -> list[str]:
+    at = next((at for at, word in enumerate(words) if word.partition("=")[0] == "--resume"), None)
+    return list(words) if at is None else [*words[:at], *words[at + (1 if "=" in words[at] else 2) :]]
 
 
 def _is_other_part(suite: EvalSuite, store: RunStore) -> bool:

@@ -159,8 +159,8 @@ def _is_open(argument: Any) -> bool:
 
 def prompt_task[O](
     prompt: PromptTemplate[O], adapter: ProviderAdapter, *, params: Callable[[Any], object] | None = None
-) -> Callable[[Any, TrialContext], Awaitable[O]]:
-    """Create a task from a prompt and a model, as `EvalSuite(prompt=..., adapter=...)` does.
+) -> Callable[[object, TrialContext], Awaitable[O]]:
+    """Create a task from a prompt and a model.
 
     Args:
         prompt: The template. A dataclass, model or mapping as input binds its parameters by name; any other input is

@@ -341,7 +341,7 @@ async def _continue(
     )
     tags = {"fork_run": result.key.run_id, "fork_sample": result.sample_id, "fork_repeat": str(result.repeat)}
     with without_cache():
-        return await continuing.run(store=store, tags=tags, fresh=True)
+        return await continuing.run(store=store, tags=tags, resume="never")
 
 
 def _agent(result: EvalResult, suite: EvalSuite) -> tuple[Any, Experiment]:

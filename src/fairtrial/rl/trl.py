@@ -444,7 +444,7 @@ class TrlTraining:
                 policy = adapter or LocalModelAdapter(model, processing_class, max_new_tokens)
                 tags = {"train": train, "step": str(state.global_step)}
                 with _undisturbed(model), without_cache():
-                    report = suite_of(policy).run_sync(store=store, tags=tags, fresh=True)
+                    report = suite_of(policy).run_sync(store=store, tags=tags, resume="never")
                 self.reports[state.global_step] = report
                 if rules is not None and gate(report, rules).status == "fail":
                     control.should_training_stop = True

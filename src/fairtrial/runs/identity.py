@@ -17,7 +17,7 @@ from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs.baseline import SuiteCode
-from fairtrial.runs.request import RunRequest
+from fairtrial.runs.request import AUTO, Resume, RunRequest
 from fairtrial.store.notes import PlanNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig, Experiment
@@ -221,10 +221,8 @@ def open_run(
     store: RunStore,
     wanted: RunRecord,
     *,
-    fresh: bool = False,
-    retry_errors: bool = False,
-    run_id: str | None = None,
-    force: bool = False,
+    resume: Resume = AUTO,
+    allow_changed_code: bool = False,
     code: SuiteCode | None = None,
 ) -> ResumedRun:
     """Resume a run, or start a new one.
@@ -236,16 +234,15 @@ def open_run(
     Args:
         store: The store of the run.
         wanted: The run that would be started.
-        fresh: Start a new run.
-        retry_errors: Also resume a finished run, to retry the trials that ended in an error. Its code may differ,
-            because that is how errors are corrected.
-        run_id: The run to resume.
-        force: Resume even if the code differs; no other difference is allowed.
+        resume: The run to resume. To retry the trials that ended in an error, a finished run is resumed too; its code
+            may differ, because that is how errors are corrected.
+        allow_changed_code: Resume even if the code differs; no other difference is allowed.
         code: What the suite executes: its unknown parts and its state are named when a run is resumed.
 
     Raises:
         RunMismatchError: the requested run differs.
     """
+    fresh, retry_errors, run_id = resume
     while True:
         # Read first: if another process starts a run from here on, creating this one fails.
         latest = None if fresh else next((run.number for run in store.runs(suite=wanted.suite, limit=1)), 0)
@@ -257,7 +254,7 @@ def open_run(
         else:
             found = None if fresh else latest_executed(store, wanted.suite)
         try:
-            return _resume_or_create(store, wanted, found, latest, retry_errors, run_id, force, code)
+            return _resume_or_create(store, wanted, found, latest, retry_errors, run_id, allow_changed_code, code)
         except RunBusyError:
             continue
 
@@ -269,7 +266,7 @@ def _resume_or_create(
     latest: int | None,
     retry_errors: bool,
     run_id: str | None,
-    force: bool,
+    allow_changed_code: bool,
     code: SuiteCode | None,
 ) -> ResumedRun:
     if found is not None and run_id is not None:
@@ -278,9 +275,11 @@ def _resume_or_create(
         return ResumedRun(_create(store, wanted, latest), resumed=False)
     differences = find_differences(found, wanted)
     parts = {difference.part for difference in differences}
-    if wanted.noted.once is not None and found.status in _ENDED and (not parts or force):
+    if wanted.noted.once is not None and found.status in _ENDED and (not parts or allow_changed_code):
         return ResumedRun(found, resumed=True, ended=True)
-    if parts <= {"code", "packages"} and (not parts or force or retry_errors or found.status == "unscored"):
+    if parts <= {"code", "packages"} and (
+        not parts or allow_changed_code or retry_errors or found.status == "unscored"
+    ):
         found, late = add_plan(store, found, wanted)
         resumed = _resume(store, found, wanted, code, changed="code" in parts, retry_errors=retry_errors)
         return resumed if late is None else replace(resumed, warning=". ".join(filter(None, (resumed.warning, late))))
@@ -333,11 +332,12 @@ def _remedy(found: RunRecord, parts: Set[str], *, started: bool = False) -> str:
         return f"Score its stored outputs with this evaluator: suite.rescore({name!r}) (fairtrial rescore {name} SUITE)"
     if parts <= {"code", "packages"}:
         return (
-            f"Resume it anyway with run_id={name!r}, force=True (--resume {name} --force): "
+            f"Resume it anyway with resume={name!r}, allow_changed_code=True "
+            f"(--resume {name} --allow-changed-code): "
             "its results then come from two code versions"
         )
-    undo = f"Undo the change and resume it with run_id={name!r} (--resume {name})"
-    return undo if started else f"{undo}, or start a new run with fresh=True (--fresh)"
+    undo = f"Undo the change and resume it with resume={name!r} (--resume {name})"
+    return undo if started else f"{undo}, or start a new run with resume='never' (--resume never)"
 
 
 def _resume(

@@ -39,10 +39,8 @@ async def open_requested(request: RunRequest, opening: Opening | None = None) ->
         lambda: open_run(
             request.store,
             wanted,
-            fresh=request.fresh,
-            retry_errors=request.retry_errors,
-            run_id=request.run_id,
-            force=request.force,
+            resume=request.resume,
+            allow_changed_code=request.allow_changed_code,
             code=request.code,
         ),
         "opening the run",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairtrial.data.dataset import Dataset
+from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.runs.baseline import Baseline, SuiteCode
 from fairtrial.runs.events import Observers
@@ -17,6 +18,29 @@ from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.run_trial import TrialRules
 
 type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
+
+
+class Resume(NamedTuple):
+    """Which run to resume; by default the latest run of the suite, if it is unfinished."""
+
+    fresh: bool = False  # Start a new run.
+    retry_errors: bool = False
+    run_id: str | None = None
+
+
+AUTO = Resume()
+
+
+def parse_resume(text: str) -> Resume:
+    """Read the `resume` of a run: "auto", "never", "errors", "errors:ID" or the id of a run."""
+    if text in ("auto", "never"):
+        return Resume(fresh=text == "never")
+    errors, colon, run_id = text.partition(":")
+    if errors == "errors" and (run_id or not colon):
+        return Resume(retry_errors=True, run_id=run_id or None)
+    if not text or colon:
+        raise ConfigurationError(f"resume must be 'auto', 'never', 'errors' or the id of a run (got {text!r})")
+    return Resume(run_id=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +59,9 @@ class RunRequest:
     code: SuiteCode  # What the suite executes.
     lifespan: Lifespan | None = None
     version: str | None = None
-    fresh: bool = False
-    retry_errors: bool = False
-    run_id: str | None = None  # The run to resume.
+    resume: Resume = AUTO
+    allow_changed_code: bool = False  # Resume even if the code differs.
     once: str | None = None  # The key of a run that is executed once.
-    force: bool = False  # Resume even if the code differs.
     evaluator: Any = None  # The original evaluator.
     adapter: Any = None
     baseline: Baseline | None = None  # What it executed when it was made.

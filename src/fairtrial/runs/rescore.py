@@ -127,7 +127,7 @@ def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
     # The identity of the outputs stays; the evaluator and the code version are new.
     base = wanted if parent.identity is None else RunIdentity.read(parent.identity)
     identity = replace(base, evaluator=wanted.evaluator, code=wanted.code).to_json()
-    if not request.fresh:
+    if not request.resume.fresh:
         for run in store.runs(suite=parent.suite):
             resumable = run.parent_run == parent.run_id and run.status in _UNFINISHED
             same = (run.evaluator, run.code_hash) == made_of and run.identity in (None, identity)

@@ -63,7 +63,7 @@ async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunL
         elif first is not None and (seen.epoch, seen.heartbeat_at) != (first.epoch, first.heartbeat_at):
             raise RunBusyError(
                 f"run {run_id} is being executed by {_name(seen.owner)}; a second process would execute its trials "
-                "twice. Wait for it, or start a new run with fresh=True (--fresh)"
+                "twice. Wait for it, or start a new run with resume='never' (--resume never)"
             )
         elif first is None:
             first = seen

@@ -44,7 +44,7 @@ from fairtrial.runs.opening import (
     write_column_file,
 )
 from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
-from fairtrial.runs.request import Lifespan, RunRequest, roots_of
+from fairtrial.runs.request import AUTO, Lifespan, Resume, RunRequest, roots_of
 from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_trials, unwrap_error_groups
@@ -102,11 +102,9 @@ def prepare(
     adapter: Any = None,
     lifespan: Lifespan | None = None,
     version: str | None = None,
-    fresh: bool = False,
-    retry_errors: bool = False,
-    run_id: str | None = None,
+    resume: Resume = AUTO,
+    allow_changed_code: bool = False,
     once: str | None = None,
-    force: bool = False,
     home: str = "",
     traces: TraceSource | None = None,
     baseline: Baseline | None = None,
@@ -114,8 +112,8 @@ def prepare(
     """Validate a run before its first call; `baseline` is what the suite executed when it was made."""
     if not name or any(mark in name for mark in ":@/\n"):
         raise ConfigurationError(f"invalid suite name {name!r}: it must be a line of text without ':', '@' or '/'")
-    if once is not None and (not once or fresh or retry_errors or run_id is not None):
-        raise ConfigurationError("once must be a text that is not empty, without fresh, retry_errors and run_id")
+    if once is not None and (not once or resume != AUTO):
+        raise ConfigurationError("once must be a text that is not empty, without resume")
     if config.max_samples is not None:
         dataset = dataset.head(config.max_samples)
     if config.stop_when is not None and config.stop_when.shuffle:
@@ -162,11 +160,9 @@ def prepare(
         observers=heard_by,
         lifespan=lifespan,
         version=version,
-        fresh=fresh,
-        retry_errors=retry_errors,
-        run_id=run_id,
+        resume=resume,
+        allow_changed_code=allow_changed_code,
         once=once,
-        force=force,
         evaluator=evaluator,
         adapter=adapter,
         code=describe_code(name, home, version, roots_of(rules, evaluator, adapter, lifespan), baseline),
@@ -205,7 +201,7 @@ class OpenRun:
         stored = sum(byte.bit_count() for byte in done)
         if self.progress is not None:
             self.progress.stored = stored
-        retried = await ask_store(self._count_errors, _READING) if stored and self.request.retry_errors else 0
+        retried = await ask_store(self._count_errors, _READING) if stored and self.request.resume.retry_errors else 0
         event = EvalRunStarted(
             run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice, retried
         )
@@ -368,7 +364,9 @@ class RunTrials:
         """Return the trials; those to be rescored or retried come first."""
         work, request, run = self._work, self._work.request, self._work.run
         self._retries = retries = await ask_store(
-            lambda: RetrySet(request.store, request.dataset, run, self._rules, retry_errors=request.retry_errors),
+            lambda: RetrySet(
+                request.store, request.dataset, run, self._rules, retry_errors=request.resume.retry_errors
+            ),
             _READING,
         )
         await work.follow(retries.ordinals)

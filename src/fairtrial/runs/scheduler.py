@@ -132,7 +132,7 @@ class RepeatedErrors:
         reason = f"{which} was stopped because its first {count:,} trials all ended in the same error: {error}"
         self.stopped[name] = reason
         log.error(
-            "%s. Fix it, then run it again with --retry-errors (retry_errors=True); --max-same-errors 0 "
+            "%s. Fix it, then run it again with --resume errors (resume='errors'); --max-same-errors 0 "
             "(max_same_errors=0) turns this off",
             reason,
             extra=trial_fields(result.key, result.attempt),
@@ -142,7 +142,7 @@ class RepeatedErrors:
         remedy = (
             "the outputs are stored: fix the evaluator, then use `fairtrial rescore` (suite.rescore)"
             if result.outcome == "scorer_error"
-            else "interrupt it, fix the error, and run it again with --retry-errors (retry_errors=True)"
+            else "interrupt it, fix the error, and run it again with --resume errors (resume='errors')"
         )
         log.warning(
             "the first %d trials that finished all ended in the same error: %s. The run continues; if that was not "

@@ -19,13 +19,12 @@ from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MailboxError
-from fairtrial.models.main_loop import prompt_task
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.report import EvalReport
 from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.events import Observer
 from fairtrial.runs.identity import identify
-from fairtrial.runs.request import Lifespan, RunRequest
+from fairtrial.runs.request import Lifespan, RunRequest, parse_resume
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, OnResult, execute_run, prepare
 from fairtrial.runs.sync import run_interruptibly
@@ -39,7 +38,6 @@ from fairtrial.trials.result import EvalResult, OutputT
 if TYPE_CHECKING:
     from fairtrial.fleet.queues import Broker
     from fairtrial.models.adapter import ProviderAdapter
-    from fairtrial.models.prompt import PromptTemplate
     from fairtrial.store.protocol import RunRecord, RunStore
     from fairtrial.suites.signatures import AsyncTask, SuiteEvaluator, SyncTask
     from fairtrial.trials.context import TraceSource
@@ -52,14 +50,14 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
     """What to evaluate, and how.
 
     Args:
-        name: The name of the suite, under which its runs are listed; by default that of the prompt or the dataset.
+        name: The name of the suite, under which its runs are listed; by default that of the dataset.
         dataset: The samples.
-        task: The code under test: any callable `(input)` or `(input, ctx)`, sync or async.
+        task: The code under test: any callable `(input)` or `(input, ctx)`, sync or async; for a prompt,
+            `prompt_task(prompt, adapter)`.
         evaluator: Scores the outputs.
         experiments: Variants of the task to compare; by default one named "baseline".
         config: Settings of the run.
-        prompt: A prompt template to evaluate with `adapter`, instead of a task.
-        adapter: The model that answers the prompt; also passed to evaluators with an `adapter` parameter.
+        adapter: The model of evaluators with an `adapter` parameter and of judges without a model of their own.
         lifespan: A function that returns a context manager; its value is shared by all trials as `ctx.shared`.
         version: The version of the code; by default a hash of the project's files.
         traces: Collects the spans of the application under test, such as
@@ -86,38 +84,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         self,
         name: str = "",
         dataset: Dataset[InputT, ExpectedT] | None = None,
-        task: SyncTask[InputT, OutputT] = ...,
-        evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
-        *,
-        experiments: Sequence[Experiment] = (),
-        config: EvalConfig | None = None,
-        adapter: ProviderAdapter | None = None,
-        lifespan: Lifespan | None = None,
-        version: str | None = None,
-        traces: TraceSource | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        name: str = "",
-        dataset: Dataset[InputT, ExpectedT] | None = None,
-        task: None = None,
-        evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
-        *,
-        experiments: Sequence[Experiment] = (),
-        config: EvalConfig | None = None,
-        prompt: PromptTemplate[OutputT],
-        adapter: ProviderAdapter,
-        lifespan: Lifespan | None = None,
-        version: str | None = None,
-        traces: TraceSource | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        name: str = "",
-        dataset: Dataset[InputT, ExpectedT] | None = None,
-        task: None = None,
+        task: SyncTask[InputT, OutputT] | None = None,
         evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
         *,
         experiments: Sequence[Experiment] = (),
@@ -136,7 +103,6 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         experiments: Sequence[Experiment] = (),
         config: EvalConfig | None = None,
-        prompt: PromptTemplate[OutputT] | None = None,
         adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
@@ -144,13 +110,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
     ) -> None:
         _check_name(name)
         if not name and isinstance(dataset, Dataset):
-            name = _suite_name(dataset.name if prompt is None else prompt.name)
-        if prompt is not None:
-            if task is not None or adapter is None:
-                raise ConfigurationError(
-                    f"suite {name!r} must have a prompt with an adapter and without a task, or a task without a prompt"
-                )
-            task = prompt_task(prompt, adapter)
+            name = suite_name(dataset.name)
         if evaluator is None:
             raise ConfigurationError(f"suite {name!r} must have an evaluator, such as evaluator=exact_match")
         if not isinstance(dataset, Dataset):
@@ -186,11 +146,9 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         tags: Mapping[str, str] | None,
         observers: Sequence[Observer],
         *,
-        fresh: bool = False,
-        retry_errors: bool = False,
-        run_id: str | None = None,
+        resume: str = "auto",
+        allow_changed_code: bool = False,
         once: str | None = None,
-        force: bool = False,
         plan: AnalysisPlan | None = None,
     ) -> RunRequest:
         if plan is not None and not plan.is_for(self.name):
@@ -208,11 +166,9 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             adapter=self.adapter,
             lifespan=self.lifespan,
             version=self.version,
-            fresh=fresh,
-            retry_errors=retry_errors,
-            run_id=run_id,
+            resume=parse_resume(resume),
+            allow_changed_code=allow_changed_code,
             once=once,
-            force=force,
             home=self.home,
             traces=self.traces,
             baseline=self._baseline,
@@ -226,11 +182,9 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] | None = None,
         tags: Mapping[str, str] | None = None,
-        fresh: bool = False,
-        retry_errors: bool = False,
-        run_id: str | None = None,
+        resume: str = "auto",
+        allow_changed_code: bool = False,
         once: str | None = None,
-        force: bool = False,
         plan: AnalysisPlan | None = None,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
@@ -245,31 +199,20 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
                 `postgresql://host/database`, which execute the trials. Without it they are executed in this process.
             bus: Receives the events of the run: an object with `publish(event)`, or several.
             tags: Labels for the run and its sessions.
-            fresh: Start a new run even if one is unfinished.
-            retry_errors: Retry the trials that ended in an error.
-            run_id: The run to resume; `RunMismatchError` if it differs from the suite.
+            resume: `"auto"` resumes the latest run if it is unfinished, `"never"` starts a new one, and `"errors"` also
+                resumes a finished run to retry the trials that ended in an error. The id of a run resumes that run, or
+                raises `RunMismatchError` if it differs from the suite; `"errors:ID"` also retries its errors.
+            allow_changed_code: Resume even if the code has changed. The report then says that there are two code
+                versions.
             once: A key: the run of this suite that has it is resumed, and never executed again when it is finished.
-            force: Resume even if the code has changed. The report then says that there are two code versions.
             plan: What will be compared and how (`AnalysisPlan`), stored before the first trial. A resumed run keeps its
                 own; another one is recorded with the number of results that there were.
             progress: Show the progress of the run on standard error: a live display on a terminal, a live line in a
                 notebook, and a line every 15 seconds elsewhere.
         """
-        opened = _opened(store)
-        with _show_progress(progress, opened, retry_errors) as observers:
-            request = self._request(
-                opened,
-                tags,
-                (*_observers(bus), *observers),
-                fresh=fresh,
-                retry_errors=retry_errors,
-                run_id=run_id,
-                once=once,
-                force=force,
-                plan=plan,
-            )
-            run = await self._carried_out(request, mailbox)
-        return EvalReport(opened, run, output_types=_output_types(request))
+        with self._prepare(store, bus, tags, resume, allow_changed_code, once, plan, progress) as request:
+            run = await self._execute(request, mailbox)
+        return EvalReport(request.store, run, output_types=_output_types(request))
 
     def run_sync(
         self,
@@ -278,33 +221,44 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] | None = None,
         tags: Mapping[str, str] | None = None,
-        fresh: bool = False,
-        retry_errors: bool = False,
-        run_id: str | None = None,
+        resume: str = "auto",
+        allow_changed_code: bool = False,
         once: str | None = None,
-        force: bool = False,
         plan: AnalysisPlan | None = None,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
         """Blocking version of `run`."""
+        with self._prepare(store, bus, tags, resume, allow_changed_code, once, plan, progress) as request:
+            run = run_interruptibly(
+                lambda interrupt: self._execute(request, mailbox, interrupt=interrupt),
+                durable=not isinstance(request.store, MemoryStore),
+            )
+        return EvalReport(request.store, run, output_types=_output_types(request))
+
+    @contextmanager
+    def _prepare(
+        self,
+        store: RunStore | str | None,
+        bus: Observer | Sequence[Observer] | None,
+        tags: Mapping[str, str] | None,
+        resume: str,
+        allow_changed_code: bool,
+        once: str | None,
+        plan: AnalysisPlan | None,
+        progress: bool,
+    ) -> Iterator[RunRequest]:
+        """Return the checked parameters of a run, and show its progress during the block."""
         opened = _opened(store)
-        with _show_progress(progress, opened, retry_errors) as observers:
-            request = self._request(
+        with _show_progress(progress, opened, parse_resume(resume).retry_errors) as observers:
+            yield self._request(
                 opened,
                 tags,
                 (*_observers(bus), *observers),
-                fresh=fresh,
-                retry_errors=retry_errors,
-                run_id=run_id,
+                resume=resume,
+                allow_changed_code=allow_changed_code,
                 once=once,
-                force=force,
                 plan=plan,
             )
-            run = run_interruptibly(
-                lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt),
-                durable=not isinstance(opened, MemoryStore),
-            )
-        return EvalReport(opened, run, output_types=_output_types(request))
 
     def stream(
         self,
@@ -313,7 +267,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] | None = None,
         tags: Mapping[str, str] | None = None,
-        fresh: bool = False,
+        resume: str = "auto",
     ) -> ResultStream:
         """Run the suite and iterate over its results as they arrive: `async for result in suite.stream()`.
 
@@ -321,13 +275,13 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         `async with suite.stream() as results`. The arguments are those of `run`.
 
         The next `stream` of the same suite and store resumes the run and yields only the results that were not stored
-        yet. All results of the run are in `EvalReport.load(store, "name of the suite").results`. With `fresh=True`, a
-        new run begins.
+        yet. All results of the run are in `EvalReport.load(store, "name of the suite").results`. With `resume="never"`,
+        a new run begins.
         """
 
         async def execute(on_result: OnResult) -> None:
-            request = self._request(_opened(store), tags, _observers(bus), fresh=fresh)
-            await self._carried_out(request, mailbox, on_result=on_result)
+            request = self._request(_opened(store), tags, _observers(bus), resume=resume)
+            await self._execute(request, mailbox, on_result=on_result)
 
         return ResultStream(execute, self._feeds)
 
@@ -338,10 +292,10 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] | None = None,
         tags: Mapping[str, str] | None = None,
-        fresh: bool = False,
+        resume: str = "auto",
     ) -> Iterator[EvalResult[OutputT]]:
         """Blocking version of `stream`: `for result in suite.stream_sync()`."""
-        results = EvalSuite.stream(self, store=store, mailbox=mailbox, bus=bus, tags=tags, fresh=fresh)
+        results = EvalSuite.stream(self, store=store, mailbox=mailbox, bus=bus, tags=tags, resume=resume)
         try:
             while True:
                 try:
@@ -352,7 +306,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         finally:
             call_sync(results.aclose)
 
-    async def _carried_out(
+    async def _execute(
         self,
         request: RunRequest,
         mailbox: Broker | str | None,
@@ -392,7 +346,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         store: RunStore | str | None = None,
         bus: Observer | Sequence[Observer] | None = None,
-        fresh: bool = False,
+        resume: str = "auto",
     ) -> EvalReport[OutputT]:
         """Score the stored outputs and sessions of a run again, as a new run; the task is not called.
 
@@ -403,10 +357,10 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             evaluator: Scores them; by default the suite's own.
             store: The store of the run.
             bus: Receives the events of the run: an object with `publish(event)`, or several.
-            fresh: Start a new run even if one is unfinished.
+            resume: `"never"` starts a new run even if a rescoring is unfinished.
         """
         opened = _opened(store)
-        request = self._rescoring(opened, evaluator, bus, fresh)
+        request = self._rescoring(opened, evaluator, bus, resume)
         run = await rescore_run(request, run_id, any_experiment=not self.experiments)
         return EvalReport(opened, run, output_types=_output_types(request))
 
@@ -417,19 +371,19 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         store: RunStore | str | None = None,
         bus: Observer | Sequence[Observer] | None = None,
-        fresh: bool = False,
+        resume: str = "auto",
     ) -> EvalReport[OutputT]:
         """Blocking version of `rescore`."""
         opened = _opened(store)
-        request = self._rescoring(opened, evaluator, bus, fresh)
+        request = self._rescoring(opened, evaluator, bus, resume)
         run = run_interruptibly(
             lambda interrupt: rescore_run(request, run_id, any_experiment=not self.experiments, interrupt=interrupt),
             durable=not isinstance(opened, MemoryStore),
         )
         return EvalReport(opened, run, output_types=_output_types(request))
 
-    def _rescoring(self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Any, fresh: bool) -> RunRequest:
-        request = self._request(store, EMPTY, _observers(bus), fresh=fresh)
+    def _rescoring(self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Any, resume: str) -> RunRequest:
+        request = self._request(store, EMPTY, _observers(bus), resume=resume)
         if evaluator is None:
             return request
         scorer = resolve(evaluator)
@@ -517,7 +471,7 @@ def _evaluation(
         )
     dataset = _as_dataset(samples)
     settings = config or EvalConfig()
-    name = settings.experiment_name or _suite_name(dataset.name)
+    name = settings.experiment_name or suite_name(dataset.name)
     return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=settings)
 
 
@@ -531,8 +485,8 @@ def _check_name(name: object) -> None:
         )
 
 
-def _suite_name(name: str) -> str:
-    """Return the name of a dataset as a valid suite name: `openai/gsm8k` becomes `openai-gsm8k`."""
+def suite_name(name: str) -> str:
+    """Return the name of a dataset or a prompt as a valid suite name: `openai/gsm8k` becomes `openai-gsm8k`."""
     return re.sub(r"[:@/\s]+", "-", name).strip("-") or "dataset"
 
 

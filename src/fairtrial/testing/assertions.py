@@ -187,7 +187,7 @@ def _run(
     try:
         report = part.run_sync(store=store)
     except RunMismatchError:  # The store has an unfinished run of other experiments or older code.
-        report = part.run_sync(store=store, fresh=True)
+        report = part.run_sync(store=store, resume="never")
     runs.add(suite, samples, store, report)
     return report
 

@@ -283,7 +283,7 @@ def test_a_suite_of_the_same_name_never_resumes_an_imported_run(
         return "Paris"
 
     mine = EvalSuite(suite.name, suite.dataset, answer, exact_match)
-    report = mine.run_sync(store=store, retry_errors=retry_errors)
+    report = mine.run_sync(store=store, resume="errors" if retry_errors else "auto")
     assert report.run_id != run.run_id
     assert (report.run.number, report.pass_rate) == (2, 0.1)
     assert results(store, run)["0#0"].output == "Paris"

@@ -401,7 +401,7 @@ def test_an_incomplete_trace_stays_an_error_when_it_is_rescored_and_is_executed_
     assert "trace is incomplete" in only(rescored).error
     sends.set()
     patient = TraceReceiver(trace_wait_seconds=LONG)
-    retried = suite_of(sometimes, patient).run_sync(store=store, retry_errors=True, run_id=report.run_id)
+    retried = suite_of(sometimes, patient).run_sync(store=store, resume=f"errors:{report.run_id}")
     assert (retried.successful, only(retried).attempt, only(retried).passed) == (1, 2, True)
 
 

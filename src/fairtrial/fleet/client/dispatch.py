@@ -100,7 +100,9 @@ async def open_dispatch(fleet: FleetRun) -> Dispatch:
     work, request = fleet.work, fleet.work.request
     done = await work.done()
     retries = await fleet.ask_store(
-        lambda: RetrySet(request.store, request.dataset, fleet.run, request.rules, retry_errors=request.retry_errors)
+        lambda: RetrySet(
+            request.store, request.dataset, fleet.run, request.rules, retry_errors=request.resume.retry_errors
+        )
     )
     await work.follow(retries.ordinals, window=fleet.config.ahead)
     limits = await work.start(retries.costs())

@@ -169,7 +169,7 @@ def executions_text(result: EvalResult) -> str:
         if earlier:
             reasons.append(
                 f"{formatting.count(earlier, 'attempt')} in an earlier execution that ended in an error "
-                "(--retry-errors, or a resumed run)"
+                "(--resume errors, or a resumed run)"
             )
     if isinstance(deliveries, int):
         reasons.append(
