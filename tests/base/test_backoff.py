@@ -9,7 +9,7 @@ import pytest
 from fairtrial.base.backoff import backoff, patience_seconds, retry_while_unavailable, retry_while_unavailable_sync
 from fairtrial.base.metrics import WAITING
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
-from fairtrial.trials.run_trial import _backoff
+from fairtrial.trials.failures import retry_pause
 
 pytestmark = pytest.mark.anyio
 log = logging.getLogger("test")
@@ -80,7 +80,7 @@ def test_pauses_double_up_to_a_limit_and_half_of_each_is_random() -> None:
 @pytest.mark.parametrize("failures", [1, 5, 1100])
 def test_a_trial_that_failed_a_thousand_times_pauses_at_most_30_seconds(failures: int) -> None:
     longest = {1: 1.0, 5: 16.0, 1100: 30.0}[failures]
-    pauses = [_backoff(failures, None) for _ in range(200)]
+    pauses = [retry_pause(failures, None) for _ in range(200)]
     assert longest / 2 < max(pauses) <= longest
 
 

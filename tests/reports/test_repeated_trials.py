@@ -37,7 +37,7 @@ def said(report: Any) -> list[str]:
 
 
 async def test_retries_and_retried_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("fairtrial.trials.run_trial._backoff", lambda failures, retry_after: 0.0)
+    monkeypatch.setattr("fairtrial.trials.run_trial.retry_pause", lambda failures, retry_after: 0.0)
     failures = tmp_path / "failures"
 
     async def unsteady(given: int) -> int:

@@ -70,7 +70,7 @@ def test_many_clusters_are_merged_to_save_memory_and_give_nearly_the_same_p(monk
         values = rng.normal(effect * slices + rng.normal(size=3_000)[clusters], 1)
         merged = outcome_of(values, slices, clusters=clusters).p_value
         with monkeypatch.context() as patch:
-            patch.setattr(import_module("fairtrial.stats.heterogeneity"), "_PERMUTE_UP_TO", 10_000)
+            patch.setattr(import_module("fairtrial.stats.differences"), "_PERMUTE_UP_TO", 10_000)
             assert merged == pytest.approx(outcome_of(values, slices, clusters=clusters).p_value, abs=0.05)
         assert low < merged < high
 

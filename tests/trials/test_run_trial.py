@@ -451,7 +451,7 @@ async def test_pauses_between_attempts_grow_or_are_those_that_the_error_asks_for
         raise error
 
     monkeypatch.setattr("fairtrial.trials.run_trial.anyio.sleep", sleep)
-    monkeypatch.setattr("fairtrial.trials.run_trial.random.uniform", lambda low, high: high if low == 0 else low)
+    monkeypatch.setattr("fairtrial.trials.failures.random.uniform", lambda low, high: high if low == 0 else low)
     result = await trial(broken, max_retries=7)
     assert (result.attempt, result.metadata["earlier_attempts"]) == (8, 0)
     assert slept == pauses

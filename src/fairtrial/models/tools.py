@@ -24,7 +24,7 @@ from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import CodecError, ConfigurationError, InvalidCallError
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.schema import OutputSchema, Schema, hints_of, schema_of
-from fairtrial.scoring.evaluator import is_async_callable
+from fairtrial.scoring.parameters import is_async_callable
 
 UNPARSED = "__unparsed__"
 """The only argument of a tool call whose arguments were not a JSON object: the text as it came."""

@@ -22,10 +22,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Literal, NamedTuple, TypeAliasType, Union, Unpack, get_args, get_origin, overload
+from typing import Any, Literal, NamedTuple, TypeAliasType, Unpack, get_args, overload
 from uuid import UUID
 
 from typing_extensions import TypeVarTuple
@@ -38,7 +37,15 @@ from fairtrial.data.session.session import Session
 from fairtrial.data.session.trajectory import ChatMessage, Trajectory, chat_messages
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, ConfigurationError, NothingToScoreError
-from fairtrial.scoring.score import Score, mean_value, merge
+from fairtrial.scoring.parameters import (
+    innermost,
+    is_annotated,
+    is_async_callable,
+    name_of,
+    parameters_of,
+    partial_keywords,
+)
+from fairtrial.scoring.score import Score, as_score
 
 type Form = Literal["plain", "session", "context", "trajectory"]
 type Role = Literal["output", "expected", "input", "sample", "session", "context", "trajectory", "environment"]
@@ -235,7 +242,7 @@ def isolate_if[F: Callable[..., Any]](fn: F, condition: Condition | None) -> F:
 
 def isolation_of(fn: Callable[..., Any]) -> Condition | None:
     """Return the condition under which an inline evaluator is called in a child process."""
-    condition: Condition | None = getattr(_innermost(fn), _ISOLATE_IF, None)
+    condition: Condition | None = getattr(innermost(fn), _ISOLATE_IF, None)
     return condition
 
 
@@ -437,42 +444,10 @@ def marks_of(fn: Callable[..., Any]) -> Marks:
         fn = fn.func
 
 
-def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return fn
-
-
-def name_of(fn: Callable[..., Any]) -> str:
-    """Return the name of a callable in reports."""
-    inner = _innermost(fn)
-    name = getattr(inner, "__name__", None) or type(inner).__name__
-    return "lambda" if name == "<lambda>" else str(name)
-
-
-def is_async_callable(fn: Callable[..., Any]) -> bool:
-    """True for async functions, partials of them, and objects whose `__call__` is async."""
-    inner = _innermost(fn)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
-
-
-def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        try:
-            signature = inspect.signature(fn, eval_str=True)
-        except (
-            Exception
-        ):  # Annotations as text may use names that exist only for type checkers; the text is still useful.
-            signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # A built-in that does not show its parameters.
-        return [inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)]
-    return list(signature.parameters.values())
-
-
 def _bind(fn: Callable[..., Any]) -> _Binding:
     """Determine the argument of each parameter, or reject the evaluator."""
-    parameters = _parameters(fn)
-    fixed = _partial_keywords(fn)
+    parameters = parameters_of(fn)
+    fixed = partial_keywords(fn)
     by_name = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
@@ -574,7 +549,7 @@ def _bind_form(fn: Callable[..., Any], form: Form) -> _Binding:
         return _Binding(_POSITIONS[form], {"context": "context"})
     if form == "session":
         # A session parameter that is not the third is given by name.
-        parameters = _parameters(fn)
+        parameters = parameters_of(fn)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         later = [*positional[3:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
         keyword = next((p.name for p in later if _role(p) == "session"), None)
@@ -583,20 +558,11 @@ def _bind_form(fn: Callable[..., Any], form: Form) -> _Binding:
     return _Binding(_POSITIONS[form])
 
 
-def _partial_keywords(fn: Callable[..., Any]) -> set[str]:
-    """Return the keywords set by partials."""
-    fixed: set[str] = set()
-    while isinstance(fn, functools.partial):
-        fixed.update(fn.keywords)
-        fn = fn.func
-    return fixed
-
-
 def _role(parameter: inspect.Parameter) -> Role | None:
     """Return the role of a parameter, from its name or else its annotation."""
     if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in KNOWN_NAMES:
         return KNOWN_NAMES[parameter.name]
-    return next((role for role, kinds in _ANNOTATIONS.items() if _annotated(parameter, kinds)), None)
+    return next((role for role, kinds in _ANNOTATIONS.items() if is_annotated(parameter, kinds)), None)
 
 
 _ANNOTATIONS: dict[Role, tuple[type, ...]] = {
@@ -605,17 +571,6 @@ _ANNOTATIONS: dict[Role, tuple[type, ...]] = {
     "sample": (Sample,),
     "context": (EvalContext,),
 }
-
-
-def _annotated(parameter: inspect.Parameter, kinds: tuple[type, ...]) -> bool:
-    """Return whether a parameter is annotated as one of these types, also `| None`, as a type or as text."""
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        text = annotation.strip("\"'").removeprefix("Optional[").removesuffix("]")
-        names = (part.partition("[")[0].strip().rpartition(".")[2] for part in text.split("|"))
-        return any(name == kind.__name__ for name in names for kind in kinds)
-    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return any((get_origin(member) or member) is kind for member in members for kind in kinds)
 
 
 def _refusal(fn: Callable[..., Any], problem: str) -> ConfigurationError:
@@ -629,29 +584,3 @@ def _refusal(fn: Callable[..., Any], problem: str) -> ConfigurationError:
         '(output, expected), "session" for (output, expected, session), "context" for (sample, output, *, context), '
         '"trajectory" for (trajectory, sample)'
     )
-
-
-def as_score(result: Any, name: str) -> Score:
-    """Convert the return value of an evaluator to a score."""
-    if isinstance(result, Score):
-        return result
-    if isinstance(result, bool):
-        return Score(1.0 if result else 0.0, result)
-    if isinstance(result, int | float):
-        return Score(result)
-    if isinstance(result, Mapping):
-        parts = [(str(key), as_score(item, str(key))) for key, item in result.items()]
-    elif isinstance(result, Sequence) and not isinstance(result, str | bytes):
-        if not all(isinstance(item, Score) for item in result):
-            raise TypeError(f"a sequence that evaluator {name!r} returns must contain only Score objects")
-        parts = [(item.name or name, item) for item in result]
-    elif hasattr(result, "item"):  # A number from numpy.
-        return as_score(result.item(), name)
-    else:
-        raise TypeError(
-            f"evaluator {name!r} returned {type(result).__name__}; return a Score, a bool, a number from 0 to 1, "
-            "a mapping of those, or a sequence of Scores"
-        )
-    if not parts:
-        raise TypeError(f"evaluator {name!r} returned no score at all")
-    return merge(parts, value=mean_value(parts), passed=all(part.passed for _, part in parts))

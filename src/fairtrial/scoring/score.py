@@ -305,3 +305,29 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 def _reward(metrics: tuple[Metric, ...]) -> float | None:
     return weighted_mean((metric.value, metric.weight) for metric in metrics) if metrics else None
+
+
+def as_score(result: Any, name: str) -> Score:
+    """Convert the return value of an evaluator to a score."""
+    if isinstance(result, Score):
+        return result
+    if isinstance(result, bool):
+        return Score(1.0 if result else 0.0, result)
+    if isinstance(result, int | float):
+        return Score(result)
+    if isinstance(result, Mapping):
+        parts = [(str(key), as_score(item, str(key))) for key, item in result.items()]
+    elif isinstance(result, Sequence) and not isinstance(result, str | bytes):
+        if not all(isinstance(item, Score) for item in result):
+            raise TypeError(f"a sequence that evaluator {name!r} returns must contain only Score objects")
+        parts = [(item.name or name, item) for item in result]
+    elif hasattr(result, "item"):  # A number from numpy.
+        return as_score(result.item(), name)
+    else:
+        raise TypeError(
+            f"evaluator {name!r} returned {type(result).__name__}; return a Score, a bool, a number from 0 to 1, "
+            "a mapping of those, or a sequence of Scores"
+        )
+    if not parts:
+        raise TypeError(f"evaluator {name!r} returned no score at all")
+    return merge(parts, value=mean_value(parts), passed=all(part.passed for _, part in parts))

@@ -36,6 +36,7 @@ from fairtrial.store.protocol import (
     preview_text,
 )
 from fairtrial.store.records import (
+    StoreSource,
     check_epoch,
     check_latest,
     check_plan,
@@ -59,7 +60,6 @@ from fairtrial.store.rows import (
     Encoder,
     Entry,
     RefusedEntry,
-    StoreSource,
     facts_reader,
     read_metrics,
     read_result,

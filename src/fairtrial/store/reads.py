@@ -45,7 +45,7 @@ from fairtrial.store.protocol import (
     preview_metadata,
     preview_text,
 )
-from fairtrial.store.records import experiment_index, read_label, read_run
+from fairtrial.store.records import StoreSource, experiment_index, read_label, read_run
 from fairtrial.store.rows import (
     NOT_RUN,
     OUTCOME_NAMES,
@@ -54,7 +54,6 @@ from fairtrial.store.rows import (
     READ_RESULT,
     READ_SCORES,
     SCORED,
-    StoreSource,
     facts_reader,
     read_metrics,
     read_result,

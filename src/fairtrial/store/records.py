@@ -1,4 +1,4 @@
-"""Converts run records and labels to rows and back."""
+"""Converts run records and labels to rows and back, and loads what belongs to a stored result."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.escape import escape_text
+from fairtrial.data.sample import Sample
+from fairtrial.data.session.views import SessionView
 from fairtrial.errors import RunBusyError, StoreError
-from fairtrial.store.protocol import Label, RunRecord
+from fairtrial.store.protocol import Label, RunRecord, RunStore
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
 from fairtrial.trials.context import TrialKey
+from fairtrial.trials.result import EvalResult, ResultSource
 
 _TEXT = ("run_id", "suite", "dataset_name", "dataset_version", "dataset_fingerprint", "evaluator", "code_hash")
 _PLAIN = ("number", "status", "dataset_size", "repeats", "created_at", "finished_at", "revision")
@@ -129,3 +132,21 @@ def read_label(run_id: str, values: Mapping[str, Any]) -> Label:
     key = TrialKey(run_id, text_of(values["experiment"]), text_of(values["sample_id"]), values["repeat"])
     value: Any = decode(object, values["value"], frozen=True)
     return Label(key, text_of(values["name"]), value, text_of(values["annotator"]), values["at"], values["weight"])
+
+
+class StoreSource(ResultSource):
+    """Loads samples and sessions of a run's results lazily from its store."""
+
+    __slots__ = ("_run", "_store")
+
+    def __init__(self, store: RunStore, run: RunRecord) -> None:
+        self._store = store
+        self._run = run
+
+    def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
+        """Return the sample of a trial."""
+        return self._store.sample(self._run.run_id, self._run.split(result.ordinal)[0])
+
+    def load_session(self, result: EvalResult) -> SessionView:
+        """Return the session of a trial."""
+        return self._store.session(self._run.run_id, result.ordinal)

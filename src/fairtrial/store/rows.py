@@ -17,33 +17,21 @@ from fairtrial.base.types import JSON
 from fairtrial.data.fingerprint import input_hash
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import TokenUsage
-from fairtrial.data.session.views import SessionView
 from fairtrial.errors import CodecError, StoreError
 from fairtrial.scoring.score import SHARE, Metric, Score
-from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, ScoreRow, split_facts
+from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
 
 OUTCOMES: dict[Outcome, int] = {
-    "scored": 1,
-    "task_error": 2,
-    "scorer_error": 3,
-    "timeout": 4,
-    "dead_letter": 5,
-    "not_run": 6,
-}
+    "scored": 1, "task_error": 2, "scorer_error": 3, "timeout": 4, "dead_letter": 5, "not_run": 6,
+}  # fmt: skip
 OUTCOME_NAMES: dict[int, Outcome] = {code: name for name, code in OUTCOMES.items()}
 SCORED, NOT_RUN = OUTCOMES["scored"], OUTCOMES["not_run"]
 STAGES: dict[Stage | None, int | None] = {
-    None: None,
-    "setup": 1,
-    "task": 2,
-    "output": 3,
-    "score": 4,
-    "delivery": 5,
-    "store": 6,
-}
+    None: None, "setup": 1, "task": 2, "output": 3, "score": 4, "delivery": 5, "store": 6,
+}  # fmt: skip
 STAGE_NAMES: dict[int | None, Stage | None] = {code: name for name, code in STAGES.items()}
 
 RESULT_COLUMNS = (
@@ -443,24 +431,6 @@ def read_sample(sample_id: str, input_: str | None, expected: str | None, metada
     )
 
 
-class StoreSource(ResultSource):
-    """Loads samples and sessions of a run's results lazily from its store."""
-
-    __slots__ = ("_run", "_store")
-
-    def __init__(self, store: RunStore, run: RunRecord) -> None:
-        self._store = store
-        self._run = run
-
-    def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
-        """Return the sample of a trial."""
-        return self._store.sample(self._run.run_id, self._run.split(result.ordinal)[0])
-
-    def load_session(self, result: EvalResult) -> SessionView:
-        """Return the session of a trial."""
-        return self._store.session(self._run.run_id, result.ordinal)
-
-
 # The columns of `read_result`, in this order; the last two are optional.
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
@@ -474,7 +444,7 @@ READ_DETAIL = ("error", "reason", "score", "metadata")
 @damage_refused
 def read_result(
     run: RunRecord,
-    source: StoreSource,
+    source: ResultSource,
     row: tuple[Any, ...],
     sample_id: str | None,
     detail: tuple[Any, ...],

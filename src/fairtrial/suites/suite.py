@@ -28,7 +28,8 @@ from fairtrial.runs.request import Lifespan, RunRequest, parse_resume
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, OnResult, execute_run, prepare
 from fairtrial.runs.sync import run_interruptibly
-from fairtrial.scoring.evaluator import Evaluator, Scorer, name_of, resolve
+from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
+from fairtrial.scoring.parameters import name_of
 from fairtrial.store import open_store
 from fairtrial.store.memory import MemoryStore
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dis
-import random
-import signal
 import traceback
-import types
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,13 +18,12 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from fairtrial.base.backoff import longest_pause
 from fairtrial.base.clock import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import canonical, dumps, from_json, to_json
 from fairtrial.base.codec.escape import MARK
 from fairtrial.base.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
 from fairtrial.base.isolation.runner import START_SECONDS
-from fairtrial.base.offload import DaemonThreads, TimeLimit, on_trio, supervise
+from fairtrial.base.offload import DaemonThreads, TimeLimit, supervise
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import TraceIncomplete
 from fairtrial.data.session.session import NO_CALLS, ControlDispatcher, Session
@@ -37,6 +32,7 @@ from fairtrial.errors import CodecError, ConfigurationError, ModelRefusedError, 
 from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
 from fairtrial.trials.config import Experiment
 from fairtrial.trials.context import TraceSource, TrialContext, TrialKey, _current, call_task_in_child, slot_released
+from fairtrial.trials.failures import MAX_PAUSE, describe_error, raise_if_external, read_retry_after, retry_pause
 from fairtrial.trials.result import EvalResult, Outcome, Stage, new_execution
 from fairtrial.trials.sample_types import (
     OUTPUT_TYPE,
@@ -50,12 +46,10 @@ from fairtrial.trials.task import ResolvedTask, without_recorded
 
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
-_MAX_ERROR = 10_000
 _MAX_FRAMES = 8
 _MAX_TRACEBACK = 4_000
 _MIN_GRACE = 1.0
 _TRACE_GRACE = 10.0  # For a source of traces to end its wait by itself.
-_MAX_PAUSE = 60.0  # Between two attempts at one trial.
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +99,9 @@ class TrialRules:
     def longest_seconds(self) -> float:
         """The longest duration of a trial: all attempts time out, the last one is scored and closed."""
         attempts = self.max_retries + 1
-        executing = attempts * (self.timeout_seconds + self.close_seconds) + self.max_retries * _MAX_PAUSE
+        executing = attempts * (self.timeout_seconds + self.close_seconds) + self.max_retries * MAX_PAUSE
         if self.traces is not None:
-            executing += _MAX_PAUSE
+            executing += MAX_PAUSE
         return executing + self.timeout_seconds + self.grace_seconds
 
     def check_shared(self) -> None:
@@ -215,7 +209,7 @@ async def _attempts(rules: TrialRules, trial: _Trial, sample: Sample[Any, Any], 
         failed = AttemptFailed(trial.attempt, state.outcome, describe_error(state.error))
         trial.session.record(failed, actor="framework")
         trial.session = trial.session.next_attempt()  # Before the pause: what the ended attempt records is late.
-        pause = _backoff(trial.attempt - first + 1, state.retry_after)
+        pause = retry_pause(trial.attempt - first + 1, state.retry_after)
         with trial.limit.begin(pause + 1):
             await anyio.sleep(pause)
         trial.limit.check()
@@ -311,7 +305,7 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
         # Each trial gets a copy, so that a task that modifies its input does not affect other trials of the sample.
         given = original if shared else copy.deepcopy(original)
     except BaseException as error:
-        await _raise_if_external(error)
+        await raise_if_external(error)
         state.fail("task_error", "setup", f"the input cannot be copied for the task: {describe_error(error)}")
         return
     state.step = "task"
@@ -329,10 +323,10 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
                 state.latency = max(0.0, rules.clock.monotonic() - started - state.waited)
                 context.end_task()
     except BaseException as error:
-        await _raise_if_external(error)
+        await raise_if_external(error)
         refusal = error.refusal if isinstance(error, ModelRefusedError | IsolatedError) else None
         if refusal is None or rules.refusals == "error":
-            state.retry_after = _retry_after(error)
+            state.retry_after = read_retry_after(error)
             state.fail("task_error", "task", error)
             return
         state.output = refusal
@@ -344,7 +338,7 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
     try:
         changed = not shared and _changed(given, original)
     except BaseException as error:
-        await _raise_if_external(error)
+        await raise_if_external(error)
         changed = False
     if changed:
         state.fail("task_error", "task", "the task modified its input; modify a copy instead")
@@ -428,7 +422,7 @@ async def _check_output(rules: TrialRules, state: _Attempt, task: ResolvedTask) 
         name = value_type_name(output) if text else ""
         restored = restores(task.output_type, name, output)
     except BaseException as error:  # Encoding calls user code: properties, iterators, serializers.
-        await _raise_if_external(error)
+        await raise_if_external(error)
         why = str(error) if isinstance(error, CodecError) else describe_error(error)
         state.fail("task_error", "output", f"the output cannot be stored: {why}")
     else:
@@ -478,7 +472,7 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
         with limit.begin(rules.timeout_seconds):
             state.score = await scorer.score(case)
     except BaseException as error:
-        await _raise_if_external(error)
+        await raise_if_external(error)
         state.fail("scorer_error", "score", error)
         return
     if limit.expired:
@@ -494,77 +488,10 @@ async def _close(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
         with trial.limit.begin(rules.close_seconds, shield=True):
             await context.resources.aclose()
     except BaseException as error:
-        await _raise_if_external(error)
+        await raise_if_external(error)
         state.close_error = describe_error(error)
     if trial.limit.expired:
         state.close_error = f"closing did not finish within {rules.close_seconds:g} s"
-
-
-async def _raise_if_external(error: BaseException) -> None:
-    """Re-raise errors from outside: a cancellation, Ctrl-C, the end of the coroutine. Others belong to the trial."""
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) and not _is_raised_by_code(error):
-        raise error
-    if isinstance(error, anyio.get_cancelled_exc_class()):
-        if not on_trio():
-            import asyncio
-
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise error
-        await anyio.lowlevel.checkpoint_if_cancelled()
-
-
-def _is_raised_by_code(error: BaseException) -> bool:
-    """Distinguish `raise KeyboardInterrupt` in user code from the same error raised by a signal.
-
-    A signal without a handler of Python's own interrupts any instruction but `raise`; one with a handler shows the
-    handler in the traceback. `GeneratorExit` arrives in the same way, at an `await`.
-    """
-    handlers = {_code_of(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)} - {None}
-    innermost = error.__traceback__
-    if innermost is None:
-        return False
-    while True:
-        if innermost.tb_frame.f_code in handlers:
-            return False
-        if innermost.tb_next is None:
-            break
-        innermost = innermost.tb_next
-    instruction = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
-    return isinstance(error, SystemExit) or dis.opname[instruction] == "RAISE_VARARGS"
-
-
-def _code_of(handler: Any) -> types.CodeType | None:
-    while isinstance(handler, partial):
-        handler = handler.func
-    found = getattr(getattr(handler, "__func__", handler), "__code__", None)
-    return found if isinstance(found, types.CodeType) else None
-
-
-def _retry_after(error: BaseException) -> float | None:
-    try:
-        wanted = getattr(error, "retry_after", None)
-        return float(wanted) if isinstance(wanted, int | float) and wanted >= 0 else None
-    except Exception:
-        return None  # A property that raises; the error itself is reported.
-
-
-def _backoff(failures: int, retry_after: float | None) -> float:
-    # Full jitter spreads the retries of trials that failed together.
-    if retry_after is not None:
-        return min(retry_after, _MAX_PAUSE)
-    return random.uniform(0.0, longest_pause(failures, first=1.0, longest=30.0))  # noqa: S311 - a delay, not a secret
-
-
-def describe_error(error: BaseException | str | None) -> str:
-    """Return the type and the message of an error, truncated to a length that can be stored."""
-    if isinstance(error, str) or error is None:
-        return error or ""
-    try:
-        text = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:
-        text = type(error).__name__
-    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " ..."
 
 
 def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:

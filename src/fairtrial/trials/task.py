@@ -18,7 +18,8 @@ from fairtrial.data.session.session import Session
 from fairtrial.data.session.trajectory import ChatMessage, ConversationLog, ToolCall, identity_of
 from fairtrial.data.session.views import Envelope, RecordedView, kind_of
 from fairtrial.errors import ConfigurationError
-from fairtrial.scoring.evaluator import is_async_callable, name_of, warn_of_binding
+from fairtrial.scoring.evaluator import warn_of_binding
+from fairtrial.scoring.parameters import is_async_callable, name_of
 
 _PROMPT_EXECUTED, _TOOL_INVOKED, _MESSAGE = kind_of(PromptExecuted), kind_of(ToolInvoked), kind_of(ChatMessage)
 

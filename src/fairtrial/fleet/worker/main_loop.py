@@ -34,7 +34,7 @@ from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
 from fairtrial.runs.events import log_fields
 from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.context import TrialContext, TrialKey, _current
-from fairtrial.trials.run_trial import describe_error
+from fairtrial.trials.failures import describe_error
 from fairtrial.trials.sample_types import KnownTypes, changes_parts, value_type_name
 from fairtrial.trials.task import ResolvedTask, Task, resolve_task
 
