@@ -173,12 +173,12 @@ def _reports(name: str, store: str | None) -> list[EvalReport | ExperimentReport
     """Return the reports to plan from, newest first: the last runs of a suite, or one named run."""
     from fairtrial.cli.options import find_run
     from fairtrial.reports import EvalReport
-    from fairtrial.reports.run_names import UnknownName
+    from fairtrial.reports.run_names import UnknownNameError
 
     opened = options.open_existing(store)
     try:
         named = find_run(opened, name)
-    except UnknownName as error:
+    except UnknownNameError as error:
         raise UserError(error.what, f"{error.remedy}; without a name, the worst case is assumed") from None
     suite = name.partition(":")[0] == named.run.suite
     runs = opened.runs(suite=named.run.suite, limit=RUNS_READ) if suite else [named.run]

@@ -436,7 +436,7 @@ def _run_all(
     chosen: Sequence[tuple[EvalSuite, RunOptions]], *, fail_under: float | None, max_error_share: float
 ) -> tuple[ExitCode, list[dict[str, Any]]]:
     """Run suites one after the other; returns the most severe exit code, and what to print as JSON if requested."""
-    from fairtrial.cli.running import Interrupted, exit_status, reported, run_suite
+    from fairtrial.cli.running import RunInterruptedError, exit_status, reported, run_suite
     from fairtrial.cli.screen import out
 
     codes: list[ExitCode] = []
@@ -455,7 +455,7 @@ def _run_all(
         try:
             outcome = run_suite(suite, run_options)
             code, more = reported(run_options, outcome.report, partial(show, outcome, run_options))
-        except Interrupted:
+        except RunInterruptedError:
             return ExitCode.INTERRUPTED, facts
         codes.append(code)
         facts += more

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarly, UserError
+from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarlyError, UserError
 from fairtrial.reports.render.safe_text import is_hash, plain
-from fairtrial.reports.run_names import RunName, UnknownName, name_of
+from fairtrial.reports.run_names import RunName, UnknownNameError, name_of
 from fairtrial.reports.run_names import find_run as find_stored_run
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -34,7 +34,7 @@ def find_run(store: RunStore, text: str) -> RunName:
     """Find the run with a name, with its current status.
 
     Raises:
-        UnknownName: with the names that are near.
+        UnknownNameError: with the names that are near.
     """
     named = find_stored_run(store, text)
     return replace(named, run=with_current_status(store, named.run))
@@ -44,7 +44,7 @@ def find_baseline(store: RunStore, text: str, run: RunRecord) -> RunName:
     """Find the baseline for a run by name; an experiment of the same run may be named without the run."""
     try:
         return find_run(store, text)
-    except UnknownName:
+    except UnknownNameError:
         if text not in run.experiments:
             raise
         return RunName(run, text)
@@ -343,7 +343,7 @@ def open_when_available(url: str) -> RunStore:
     """Open a store; one that is unavailable is waited for, as during a run.
 
     Raises:
-        EndedEarly: it was unavailable for too long.
+        EndedEarlyError: it was unavailable for too long.
     """
     from fairtrial.errors import StoreUnavailableError
     from fairtrial.runs.writer import call_store
@@ -359,7 +359,7 @@ def open_when_available(url: str) -> RunStore:
     try:
         opened = call_store(attempt, "opening the store")
     except StoreUnavailableError as error:
-        raise EndedEarly(str(error), NOTHING_EXECUTED) from None
+        raise EndedEarlyError(str(error), NOTHING_EXECUTED) from None
     if isinstance(opened, StoreUnavailableError):
         raise opened
     return opened

@@ -19,7 +19,7 @@ from fairtrial.base.backoff import UNAVAILABLE
 from fairtrial.base.formatting import count, duration
 from fairtrial.cli.options import find_sample, parse_pairs
 from fairtrial.cli.screen import err, held_output, note, sentence
-from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarly, ExitCode, ReportMissing, UserError
+from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarlyError, ExitCode, ReportMissingError, UserError
 from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError, StoreUnavailableError
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.reports.run_names import PART, name_of
@@ -229,7 +229,7 @@ class RunOutcome:
 _NAMED = 4  # Experiments with too many errors that are named.
 
 
-class Interrupted(KeyboardInterrupt):
+class RunInterruptedError(KeyboardInterrupt):
     """A run was interrupted and can be resumed."""
 
 
@@ -237,7 +237,7 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
     """Run a suite to its end, or resume its unfinished run.
 
     Raises:
-        Interrupted: after Ctrl-C; everything that can be said has been said.
+        RunInterruptedError: after Ctrl-C; everything that can be said has been said.
     """
     from fairtrial.runs.sync import announcing
 
@@ -286,7 +286,7 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
             )
     except KeyboardInterrupt:
         _say_interrupted(run_options, begun)
-        raise Interrupted from None
+        raise RunInterruptedError from None
     except RunMismatchError as error:
         what, _, remedy = _for_command_line(str(error), run_options).partition(". ")
         raise UserError(what, remedy[:1].lower() + remedy[1:]) from None
@@ -295,9 +295,9 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
             how = "the run ended early: the same command resumes it"
             if isinstance(error, StoreUnavailableError):  # If it has just ended, the same command would start another.
                 how = f"the run ended early; resume it with: {run_options.resume_command(begun[0].run)}"
-            raise EndedEarly(str(error), how) from error
+            raise EndedEarlyError(str(error), how) from error
         if isinstance(error, UNAVAILABLE):
-            raise EndedEarly(str(error), NOTHING_EXECUTED) from error
+            raise EndedEarlyError(str(error), NOTHING_EXECUTED) from error
         raise
     if not begun and not run_options.quiet:
         sentence(console, f"{name_of(report.run)} ({report.run_id}) has this key and has ended: nothing was executed")
@@ -311,8 +311,8 @@ def reported[T](run_options: RunOptions, report: EvalReport, show: Callable[[], 
     """Read and print the report of a run that has ended; a store that is unavailable is waited for, as in the run.
 
     Raises:
-        ReportMissing: the run is finished, and the store was unavailable for too long.
-        Interrupted: after Ctrl-C; everything that can be said has been said.
+        ReportMissingError: the run is finished, and the store was unavailable for too long.
+        RunInterruptedError: after Ctrl-C; everything that can be said has been said.
     """
 
     def attempt() -> T:
@@ -329,10 +329,12 @@ def reported[T](run_options: RunOptions, report: EvalReport, show: Callable[[], 
     try:
         return call_store(attempt, "reading the report")
     except StoreUnavailableError as error:
-        raise (EndedEarly if ended_early else ReportMissing)(f"the report cannot be read: {error}", how) from error
+        raise (EndedEarlyError if ended_early else ReportMissingError)(
+            f"the report cannot be read: {error}", how
+        ) from error
     except KeyboardInterrupt:
         sentence(err(), f"interrupted: {how}")
-        raise Interrupted from None
+        raise RunInterruptedError from None
     except Exception as error:
         error.add_note(how)
         raise

@@ -51,7 +51,7 @@ class UserError(ConfigurationError):
         self.remedy = remedy
 
 
-class EndedEarly(UserError):
+class EndedEarlyError(UserError):
     """The store or the queue failed before or during a run; the remedy says how to go on."""
 
     code = ExitCode.INCONCLUSIVE
@@ -60,7 +60,7 @@ class EndedEarly(UserError):
 NOTHING_EXECUTED = "nothing was executed: check the address, then run the same command again"
 
 
-class ReportMissing(UserError):
+class ReportMissingError(UserError):
     """The store failed after the end of a run; the remedy shows its report."""
 
     code = ExitCode.UNREPORTED

@@ -30,7 +30,7 @@ UNPARSED = "__unparsed__"
 """The only argument of a tool call whose arguments were not a JSON object: the text as it came."""
 
 
-class StopAgent(Exception):
+class StopAgent(Exception):  # noqa: N818 - ends an agent, as StopIteration ends an iteration
     """Raised by a tool to end its agent: the task is finished, or the agent may not go on.
 
     Args:

@@ -49,7 +49,7 @@ _NAME = re.compile(r"(?P<name>[^:@]+)(?P<rest>(?:[:@][^:@]+)*)")
 _SHORTEST = 4
 
 
-class UnknownName(UnknownRunError, ConfigurationError):
+class UnknownNameError(UnknownRunError, ConfigurationError):
     """There is no run with that name; the remedy suggests similar ones."""
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -83,11 +83,11 @@ def find_run(store: RunStore, text: str) -> RunName:
     """Find the run with a name, with its stored status.
 
     Raises:
-        UnknownName: with the names that are near.
+        UnknownNameError: with the names that are near.
     """
     matched = _NAME.fullmatch(text)
     if matched is None:
-        raise UnknownName(f"invalid run name {plain(text)!r}", _FORMS)
+        raise UnknownNameError(f"invalid run name {plain(text)!r}", _FORMS)
     which: str | None = None
     experiment: str | None = None
     for part in re.findall(r"[:@][^:@]+", matched["rest"]):
@@ -96,12 +96,12 @@ def find_run(store: RunStore, text: str) -> RunName:
         elif part[0] == ":" and experiment is None:
             experiment = part[1:]
         else:
-            raise UnknownName(f"invalid run name {plain(text)!r}", _FORMS)
+            raise UnknownNameError(f"invalid run name {plain(text)!r}", _FORMS)
     run = _run(store, matched["name"], which)
     if experiment is not None and experiment not in run.experiments:
         near = difflib.get_close_matches(experiment, run.experiments, 1)
         meant = f"did you mean {name_of(run)}:{near[0]}?" if near else f"it has {', '.join(run.experiments)}"
-        raise UnknownName(f"run {name_of(run)} has no experiment {plain(experiment)!r}", meant)
+        raise UnknownNameError(f"run {name_of(run)} has no experiment {plain(experiment)!r}", meant)
     return RunName(run, experiment)
 
 
@@ -114,7 +114,7 @@ def _run(store: RunStore, name: str, which: str | None) -> RunRecord:
         if latest:
             return latest[0]
     elif not which.isdecimal():
-        raise UnknownName(f"'@' must be followed by a run number or 'latest' (got {plain(which)!r})", _FORMS)
+        raise UnknownNameError(f"'@' must be followed by a run number or 'latest' (got {plain(which)!r})", _FORMS)
     else:
         runs = store.runs(suite=name)
         numbered = next((run for run in runs if run.number == int(which)), None)
@@ -124,7 +124,7 @@ def _run(store: RunStore, name: str, which: str | None) -> RunRecord:
             has = (
                 f"{name}@{runs[0].number}" if len(runs) == 1 else f"{name}@{runs[-1].number} to {name}@{runs[0].number}"
             )
-            raise UnknownName(f"suite {plain(name)!r} has no run {which}", f"there is {has}; see: fairtrial runs")
+            raise UnknownNameError(f"suite {plain(name)!r} has no run {which}", f"there is {has}; see: fairtrial runs")
     everything = store.runs()
     if which is None:
         matching = [run for run in everything if run.run_id == name]
@@ -134,8 +134,10 @@ def _run(store: RunStore, name: str, which: str | None) -> RunRecord:
             return matching[0]
         if matching:
             shown = ", ".join(f"{run.run_id} ({name_of(run)})" for run in matching[:4])
-            raise UnknownName(f"{plain(name)!r} is the start of {len(matching)} ids", f"give more characters: {shown}")
-    raise UnknownName(f"there is no run {plain(name)!r}", _near(name, everything))
+            raise UnknownNameError(
+                f"{plain(name)!r} is the start of {len(matching)} ids", f"give more characters: {shown}"
+            )
+    raise UnknownNameError(f"there is no run {plain(name)!r}", _near(name, everything))
 
 
 def _near(name: str, runs: Sequence[RunRecord]) -> str:

@@ -23,7 +23,7 @@ from fairtrial.store.rows import (
     SAMPLE_COLUMNS,
     Encoder,
     Entry,
-    RefusedEntry,
+    RefusedEntryError,
     replaces,
     sample_row,
     state,
@@ -58,11 +58,11 @@ class CommitCompanion(Protocol):
         ...
 
 
-class OrderConflict(Exception):
+class OrderConflictError(Exception):
     """The samples of the dataset are stored in another order than this run's."""
 
 
-class _Overlap(Exception):
+class _OverlapError(Exception):
     """Some trials already have a result, so each must be checked."""
 
 
@@ -101,7 +101,7 @@ class Batch:
         for result in given:
             try:
                 entry = encode(result)
-            except RefusedEntry as problem:
+            except RefusedEntryError as problem:
                 self.refused.append((result.key, str(problem)))
                 continue
             place, key = entry.sample, entry.key
@@ -147,7 +147,7 @@ class BatchWriter:
             self._known = {}
 
     def write(self, connection: Connection, batch: Batch, dataset: int, *, own: bool) -> Committed:
-        """Write a batch inside a transaction. Raises `OrderConflict`, unless the dataset is the run's own."""
+        """Write a batch inside a transaction. Raises `OrderConflictError`, unless the dataset is the run's own."""
         if batch.dataset != dataset or batch.connections != self._connections:
             self.encode_samples(batch, dataset)
         batch.replaced = batch.completed_samples = False
@@ -240,7 +240,7 @@ class BatchWriter:
             found, bare = stored[place]
             if found != sample_id:
                 if not own:
-                    raise OrderConflict
+                    raise OrderConflictError
                 batch.unfit[place] = f"the run's sample {place} was {found!r} before; its dataset has changed"
             elif bare and content is not None:
                 connection.execute(
@@ -273,14 +273,14 @@ class BatchWriter:
                         self._insert_all(connection, [*absent, *better])
                 batch.replaced |= bool(better)
                 return len(absent) + len(better)
-            except _Overlap:
+            except _OverlapError:
                 continue  # Another writer has committed one of them since it was read; now it is visible.
         raise StoreUnavailableError("other writers keep changing the same trials")
 
     def _insert_all(self, connection: Connection, entries: Sequence[Entry]) -> int:
-        """Write results of trials that have none; returns their number. Raises `_Overlap` in the middle of it."""
+        """Write results of trials that have none; returns their number. Raises `_OverlapError` in the middle of it."""
         if self._insert_results.run(connection, [entry.row for entry in entries]) != len(entries):
-            raise _Overlap
+            raise _OverlapError
         rows = [entry.detail for entry in entries if entry.detail is not None]
         if rows:
             self._insert_details.run(connection, rows)
@@ -339,7 +339,7 @@ def _halving[R](
     try:
         with connection.begin_nested():
             return write(connection, rows), []
-    except _Overlap:
+    except _OverlapError:
         if careful is None:
             raise
         return _halving(connection, rows, careful)

@@ -59,7 +59,7 @@ from fairtrial.store.rows import (
     SCORED,
     Encoder,
     Entry,
-    RefusedEntry,
+    RefusedEntryError,
     facts_reader,
     read_metrics,
     read_result,
@@ -269,7 +269,7 @@ class MemoryStore(RunStore):
                     run.entries[entry.ordinal] = entry
                     revised |= ended or stored is not None
                     new += 1
-                except RefusedEntry as problem:
+                except RefusedEntryError as problem:
                     refused.append((result.key, str(problem)))
             if revised:
                 run.values["revision"] = new_revision()
@@ -279,7 +279,7 @@ class MemoryStore(RunStore):
     def _check_sample(self, run: _StoredRun, entry: Entry, sample_id: str) -> None:
         known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None, None))
         if known[1] != sample_id:
-            raise RefusedEntry(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
+            raise RefusedEntryError(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
 
     def codes(self, run_id: str) -> Sequence[int]:
         """Return the indexes of the code versions that the stored results come from, ascending."""

@@ -59,7 +59,7 @@ _INT64 = (1 << 63) - 1
 MAX_TRIALS = (1 << 32) - 1  # Sums find the slowest trial by packing its ordinal into 32 bits.
 
 
-class RefusedEntry(Exception):
+class RefusedEntryError(Exception):
     """A result cannot be stored as it is; the message has the reason."""
 
 
@@ -107,11 +107,11 @@ class Encoder:
         """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
 
         Raises:
-            RefusedEntry: the result is not in the run's plan.
+            RefusedEntryError: the result is not in the run's plan.
         """
         try:
             return self._entry(result)
-        except RefusedEntry as error:
+        except RefusedEntryError as error:
             problem = str(error)
         except (CodecError, UnicodeError) as error:
             problem = f"it cannot be encoded: {error}"
@@ -120,28 +120,28 @@ class Encoder:
         return self.error_entry(result, problem)
 
     def error_entry(self, result: EvalResult, problem: str) -> Entry:
-        """Return the rows of the error that replaces a result that cannot be stored. Raises `RefusedEntry`."""
+        """Return the rows of the error that replaces a result that cannot be stored. Raises `RefusedEntryError`."""
         try:
             return self._entry(_store_error(result, problem))._replace(problem=problem)
         except (AttributeError, TypeError, KeyError, UnicodeError) as error:
-            raise RefusedEntry(f"it is not a valid result: {_described(error)}") from None
+            raise RefusedEntryError(f"it is not a valid result: {_described(error)}") from None
 
     def _entry(self, result: EvalResult) -> Entry:
         run, ordinal, key = self._run, result.ordinal, result.key
         if not 0 <= ordinal < self._planned:
-            raise RefusedEntry(f"ordinal {ordinal} is not in the run's plan of {self._planned} trials")
+            raise RefusedEntryError(f"ordinal {ordinal} is not in the run's plan of {self._planned} trials")
         rest, repeat = divmod(ordinal, run.repeats)
         sample, experiment = divmod(rest, len(run.experiments))
         if key[0] != run.run_id or key[1] != run.experiments[experiment] or key[3] != repeat:
-            raise RefusedEntry(
+            raise RefusedEntryError(
                 f"ordinal {ordinal} of run {run.run_id} is repeat {repeat} of experiment "
                 f"{run.experiments[experiment]!r}, not {key}"
             )
         if not self._ids_are_clean and self._redactor.find(key[2]) is not None:
-            raise RefusedEntry("the id of its sample contains a secret")
+            raise RefusedEntryError("the id of its sample contains a secret")
         outcome, score, usage = OUTCOMES[result.outcome], result.score, result.usage
         if (outcome == SCORED) is (score is None):
-            raise RefusedEntry(
+            raise RefusedEntryError(
                 f'a result must have a score if and only if its outcome is "scored" (got {result.outcome!r})'
             )
         attempt, execution, latency = result.attempt, result.execution, result.latency_ms
@@ -153,11 +153,11 @@ class Encoder:
             self.extra_usage = True
         counts = latency | usage.input_tokens | usage.output_tokens | attempt | extra
         if counts >> 31 or not -_INT64 <= execution <= _INT64:
-            raise RefusedEntry("a latency, token count, attempt or execution number is out of range")
+            raise RefusedEntryError("a latency, token count, attempt or execution number is out of range")
         if not math.isfinite(result.started_at) or (cost is not None and not math.isfinite(cost)):
-            raise RefusedEntry("a time or a cost is not a finite number")
+            raise RefusedEntryError("a time or a cost is not a finite number")
         if judge_cost is not None and not math.isfinite(judge_cost):
-            raise RefusedEntry("a judge's cost is not a finite number")
+            raise RefusedEntryError("a judge's cost is not a finite number")
         metadata = result.own_metadata
         untimed = metadata and (metadata.get("warmup") is True or metadata.get("untimed") is True)
         timed = 0 if outcome == NOT_RUN or untimed else 1
@@ -207,7 +207,7 @@ class Encoder:
                 return None
             text = dumps(result.output)
         if "\0" in text:
-            raise RefusedEntry("its output_json holds a NUL; the codec would have escaped it")
+            raise RefusedEntryError("its output_json holds a NUL; the codec would have escaped it")
         return self._json("output", text)
 
     def _text(self, part: RedactedPart, text: str) -> str:

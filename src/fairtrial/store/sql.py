@@ -38,7 +38,7 @@ from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store.column_cache import delete_columns
-from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflict, RunState
+from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflictError, RunState
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.engine import (
     SHORT_WRITE,
@@ -371,7 +371,7 @@ class SqlStore(SqlReads):
         self._writer.encode_samples(batch, self._datasets.get(run_id, 0))
         try:
             return self._commit(run_id, batch, epoch, companion)
-        except OrderConflict:
+        except OrderConflictError:
             self._own_dataset(number)
             return self._commit(run_id, batch, epoch, companion)
 

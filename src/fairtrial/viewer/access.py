@@ -427,7 +427,7 @@ class Guard:
         return None
 
 
-class BodyTooLate(Exception):
+class BodyTooLateError(Exception):
     """The rest of a request did not arrive in time."""
 
 
@@ -444,7 +444,7 @@ def _in_time(receive: Any) -> Any:
             async with asyncio.timeout_at(end):
                 message = await receive()
         except TimeoutError:
-            raise BodyTooLate from None
+            raise BodyTooLateError from None
         complete = not message.get("more_body", False)
         return message
 

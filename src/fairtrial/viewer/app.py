@@ -15,10 +15,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
 from fairtrial.errors import FairtrialError, StoreError, UnknownRunError
-from fairtrial.reports.run_names import UnknownName
-from fairtrial.viewer.access import BodyTooLate, Guard, Visitor, same_secret
+from fairtrial.reports.run_names import UnknownNameError
+from fairtrial.viewer.access import BodyTooLateError, Guard, Visitor, same_secret
 from fairtrial.viewer.pages.comparison import compare_page, pair_page
-from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer, read_form
+from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, read_form
 from fairtrial.viewer.pages.review_queue import answer_trial, review_blob, review_list, review_queue
 from fairtrial.viewer.pages.reviews import (
     calibration_page,
@@ -122,11 +122,11 @@ async def _page(
         return await function(viewer, request)
     except ClientDisconnect:
         return Response(status_code=400)  # Nobody reads it.
-    except BodyTooLate:
+    except BodyTooLateError:
         return PlainTextResponse("the request did not arrive in time\n", 408)
-    except PageNotFound as error:
+    except PageNotFoundError as error:
         return _problem(viewer, request, 404, str(error), "")
-    except UnknownName as error:
+    except UnknownNameError as error:
         return _problem(viewer, request, 404, error.what, error.remedy)
     except UnknownRunError as error:
         return _problem(viewer, request, 404, str(error), "It may have been deleted meanwhile.")

@@ -29,7 +29,7 @@ _OUTPUT = "sample.output_text"
 _MOST_PARTS = 50  # Of a template: an expression is nested as deeply as it has parts.
 
 
-class _Untranslatable(Exception):
+class _UntranslatableError(Exception):
     """A grader has no equivalent; the message says why."""
 
 
@@ -65,9 +65,9 @@ def translate(criteria: Mapping[str, Mapping[str, Any]], expected: str | None) -
         try:
             rule = _RULES.get(kind)
             if rule is None:
-                raise _Untranslatable(_NO_EQUIVALENT.get(kind, f"graders of type {kind!r} are not supported"))
+                raise _UntranslatableError(_NO_EQUIVALENT.get(kind, f"graders of type {kind!r} are not supported"))
             graders.append(rule(criterion, name, _identifier(name, variables), expected))
-        except _Untranslatable as reason:
+        except _UntranslatableError as reason:
             graders.append(Grader(TranslatedGrader(name, kind, None, str(reason))))
     return graders
 
@@ -87,7 +87,7 @@ _OPERATIONS = {
 def _string_check(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     operation = grader.get("operation")
     if not isinstance(operation, str) or operation not in _OPERATIONS:
-        raise _Untranslatable(f"operation {operation!r} is not supported")
+        raise _UntranslatableError(f"operation {operation!r} is not supported")
     call, label, needed = _OPERATIONS[operation]
     record = TranslatedGrader(name, "string_check", label)
     return _comparison(grader, record, variable, expected, fill_expression(call), needed)
@@ -96,7 +96,7 @@ def _string_check(grader: Mapping[str, Any], name: str, variable: str, expected:
 def _text_similarity(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     metric = grader.get("evaluation_metric")
     if metric != "fuzzy_match":
-        raise _Untranslatable(f"the metric {metric} is not supported; use fuzzy_match or a judge")
+        raise _UntranslatableError(f"the metric {metric} is not supported; use fuzzy_match or a judge")
     minimum = ast.Constant(_threshold(grader, 0.8))
     call = fill_expression("fuzzy_match(MINIMUM)(OUTPUT, REFERENCE)", MINIMUM=minimum)
     remark = "uses normalised edit distance: values may differ from those of the source"
@@ -108,7 +108,7 @@ def _threshold(grader: Mapping[str, Any], default: float) -> float:
     value = grader.get("pass_threshold")
     number = default if value is None else as_number(value)
     if number is None or not 0.0 <= number <= 1.0:
-        raise _Untranslatable(f"its pass_threshold must be a number from 0 to 1 (got {value!r})")
+        raise _UntranslatableError(f"its pass_threshold must be a number from 0 to 1 (got {value!r})")
     return number
 
 
@@ -145,9 +145,9 @@ def _comparison(
 def _label_model(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     labels, passing = grader.get("labels"), grader.get("passing_labels")
     if not isinstance(labels, list) or not isinstance(passing, list) or not passing:
-        raise _Untranslatable("it has no labels, or no passing labels")
+        raise _UntranslatableError("it has no labels, or no passing labels")
     if not all(isinstance(label, str) for label in (*labels, *passing)) or not set(passing) <= set(labels):
-        raise _Untranslatable("its labels must be texts, and its passing labels some of them")
+        raise _UntranslatableError("its labels must be texts, and its passing labels some of them")
     call = "label_judge(JUDGE, CRITERION, labels=LABELS, passing=PASSING, name=NAME)"
     return _judge(grader, name, variable, expected, call, LABELS=literal(labels), PASSING=literal(passing))
 
@@ -157,7 +157,7 @@ def _score_model(grader: Mapping[str, Any], name: str, variable: str, expected: 
     bounds = bounds if isinstance(bounds, list) and bounds else [0, 1]
     if bounds != [0, 1]:
         shown = " to ".join(str(bound) for bound in bounds)
-        raise _Untranslatable(f"it scores from {shown}, and numeric_judge from 0 to 1")
+        raise _UntranslatableError(f"it scores from {shown}, and numeric_judge from 0 to 1")
     if grader.get("pass_threshold") is None:
         return _judge(grader, name, variable, expected, "numeric_judge(JUDGE, CRITERION, name=NAME)")
     threshold = ast.Constant(_threshold(grader, 0.5))
@@ -171,7 +171,7 @@ def _judge(
     criterion = _criterion(grader.get("input"), expected)
     model = as_text(grader.get("model"))
     if not model:
-        raise _Untranslatable("it names no model")
+        raise _UntranslatableError("it names no model")
     made = fill_expression(call, CRITERION=ast.Constant(criterion), NAME=ast.Constant(name), **parts)
     (definition,) = fill("VARIABLE = CALL", VARIABLE=ast.Name(variable, ast.Store()), CALL=made)
     function = call.partition("(")[0]
@@ -187,10 +187,10 @@ def _criterion(messages: Any, expected: str | None) -> str:
         for part in content if isinstance(content, list) else [content]:
             text = part.get("text") if isinstance(part, dict) else part
             if not isinstance(text, str):
-                raise _Untranslatable("its prompt contains images or audio")
+                raise _UntranslatableError("its prompt contains images or audio")
             texts.append(text)
     if not "".join(texts).strip():
-        raise _Untranslatable("its prompt is empty")
+        raise _UntranslatableError("its prompt is empty")
 
     def named(found: re.Match[str]) -> str:
         if found[1] == _OUTPUT:
@@ -214,7 +214,7 @@ def _expression(template: str, expected: str | None) -> ast.expr:
     if at < len(template) or not parts:
         parts.append(ast.Constant(template[at:]))
     if len(parts) > _MOST_PARTS:
-        raise _Untranslatable(f"its template has more than {_MOST_PARTS} parts")
+        raise _UntranslatableError(f"its template has more than {_MOST_PARTS} parts")
     joined = parts[0]
     for part in parts[1:]:
         joined = ast.BinOp(joined, ast.Add(), part)
@@ -228,7 +228,7 @@ def _field(path: str, expected: str | None) -> ast.expr:
         return fill_expression("text(EXPECTED)")
     found = _ITEM.fullmatch(path)
     if found is None:
-        raise _Untranslatable(f"it reads {{{{{path}}}}}, which has no equivalent")
+        raise _UntranslatableError(f"it reads {{{{{path}}}}}, which has no equivalent")
     value: ast.expr = ast.Name("item", ast.Load())
     for name, place in re.findall(r"\.(\w+)|\[([0-9]+)\]", found[1]):
         value = ast.Subscript(value, ast.Constant(name or int(place)), ast.Load())

@@ -46,7 +46,7 @@ class UnsatisfiedSchemaError(InvalidRequestError):
     """No value was found for the schema; the test must define a reply."""
 
 
-class _Dead(Exception):
+class _DeadError(Exception):
     """This branch of the schema has no value within the depth allowed."""
 
 
@@ -57,7 +57,7 @@ def minimal_instance(schema: Mapping[str, Any]) -> Any:
     """
     try:
         return _instance(schema, schema, 0)
-    except _Dead as reason:
+    except _DeadError as reason:
         raise UnsatisfiedSchemaError(
             f"no value found for the output schema ({reason}); add a rule to the server"
         ) from None
@@ -65,16 +65,16 @@ def minimal_instance(schema: Mapping[str, Any]) -> Any:
 
 def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if depth > _MAX_DEPTH:
-        raise _Dead("it refers to itself without end")
+        raise _DeadError("it refers to itself without end")
     if schema is True:
         return None
     if not isinstance(schema, Mapping):
-        raise _Dead(f"not a schema: {schema!r}")
+        raise _DeadError(f"not a schema: {schema!r}")
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
         if not schema["enum"]:
-            raise _Dead("an enum without values")
+            raise _DeadError("an enum without values")
         return schema["enum"][0]
     if "$ref" in schema:
         siblings = {name: value for name, value in schema.items() if name != "$ref"}
@@ -98,9 +98,9 @@ def _first(branches: list[Mapping[str, Any]], root: Mapping[str, Any], depth: in
     for branch in branches:
         try:
             return _instance(branch, root, depth + 1)
-        except _Dead as dead:
+        except _DeadError as dead:
             reason = str(dead)
-    raise _Dead(reason)
+    raise _DeadError(reason)
 
 
 def _typed(kind: str, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
@@ -114,7 +114,7 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Mapping[str, Any], depth:
             items = [prefix[i] if i < len(prefix) else schema.get("items", True) for i in range(count)]
             values = [_instance(item, root, depth + 1) for item in items]
             if schema.get("uniqueItems") and len(values) > 1:
-                raise _Dead("it requires several different items")
+                raise _DeadError("it requires several different items")
             return values
         case "string":
             return _string(schema)
@@ -124,7 +124,7 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Mapping[str, Any], depth:
             return False
         case "null":
             return None
-    raise _Dead(f"unknown type {kind!r}")
+    raise _DeadError(f"unknown type {kind!r}")
 
 
 def _implied_type(schema: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ def _string(schema: Mapping[str, Any]) -> str:
     for text in (*given, *_TRIALS, "a" * shortest):
         if shortest <= len(text) <= longest and re.search(pattern, text):
             return text
-    raise _Dead(f"a string of pattern {pattern!r}")
+    raise _DeadError(f"a string of pattern {pattern!r}")
 
 
 def _number(schema: Mapping[str, Any], *, whole: bool) -> int | float:
@@ -175,23 +175,23 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> int | float:
         for value in (start * step, (start + (1 if positive else -1)) * step):
             if fits(value):
                 return int(value) if float(value).is_integer() else value
-        raise _Dead("no number in the range")
+        raise _DeadError("no number in the range")
     far = high if positive else low
     middle = (edge + far) / 2 if math.isfinite(far) else edge + (1 if positive else -1)
     for value in (edge, middle):
         if fits(value):
             return value
-    raise _Dead("no number in the range")
+    raise _DeadError("no number in the range")
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     if not reference.startswith("#"):
-        raise _Dead(f"a reference outside the schema: {reference!r}")
+        raise _DeadError(f"a reference outside the schema: {reference!r}")
     found: Any = root
     for step in reference[1:].split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if not isinstance(found, Mapping) or name not in found:
-            raise _Dead(f"a reference to nothing: {reference!r}")
+            raise _DeadError(f"a reference to nothing: {reference!r}")
         found = found[name]
     return found
 
@@ -199,12 +199,12 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
 def _merged(schemas: list[Any], root: Mapping[str, Any], depth: int) -> Mapping[str, Any]:
     """Merge schemas that must all hold: properties and required names of all, other keywords of the last."""
     if depth > _MAX_DEPTH:
-        raise _Dead("it refers to itself without end")
+        raise _DeadError("it refers to itself without end")
     filled = [schema for schema in schemas if schema is not True and schema != {}]
     merged: dict[str, Any] = {}
     for schema in filled:
         if not isinstance(schema, Mapping):
-            raise _Dead(f"not a schema: {schema!r}")
+            raise _DeadError(f"not a schema: {schema!r}")
         if "$ref" in schema and len(filled) > 1:
             rest = {name: value for name, value in schema.items() if name != "$ref"}
             schema = _merged([_resolve(schema["$ref"], root), rest], root, depth + 1)

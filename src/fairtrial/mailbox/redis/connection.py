@@ -24,7 +24,7 @@ from fairtrial.mailbox.redis.topology import (
     AsyncNodes,
     Node,
     RedisAddress,
-    ServerNotDurable,
+    ServerNotDurableError,
     Topology,
     invalid_address,
     lost_connections,
@@ -476,7 +476,7 @@ async def _refuse_if_not_durable(connection: Any) -> None:
     try:
         said = await connection.read_response()
     except redis.exceptions.NoPermissionError:
-        raise ServerNotDurable(
+        raise ServerNotDurableError(
             "durable=yes: this user has no permission to read appendonly and appendfsync of the Redis server; "
             "grant +config|get, or leave out durable"
         ) from None
@@ -484,7 +484,7 @@ async def _refuse_if_not_durable(connection: Any) -> None:
     found = {name: settings.get(name.encode(), b"unknown").decode() for name in ("appendonly", "appendfsync")}
     if found != {"appendonly": "yes", "appendfsync": "always"}:
         got = ", ".join(f"{name} {value}" for name, value in found.items())
-        raise ServerNotDurable(
+        raise ServerNotDurableError(
             f"durable=yes: Redis must run appendonly yes and appendfsync always (got {got}); with other settings a "
             "crash can lose messages whose sending was confirmed"
         )

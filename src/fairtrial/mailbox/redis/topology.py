@@ -62,7 +62,7 @@ def lost_connections() -> Iterator[None]:
         raise theirs.ConnectionError(f"the connection was lost ({error!r})") from error
 
 
-class ServerNotDurable(theirs.RedisError):
+class ServerNotDurableError(theirs.RedisError):
     """The server may lose confirmed messages. A RedisError, so that redis-py closes the connection."""
 
 
@@ -70,7 +70,7 @@ def translated(error: BaseException, doing: str) -> MailboxError:
     """Return the error as a `MailboxError`, with the text of the server, which contains no URL and no password."""
     if isinstance(error, MailboxError):
         return error
-    if isinstance(error, ServerNotDurable):
+    if isinstance(error, ServerNotDurableError):
         return MailboxNotDurableError(str(error))
     text = f"{doing}: {error}"
     if isinstance(error, theirs.AuthenticationError | theirs.NoPermissionError | theirs.AuthorizationError):

@@ -14,7 +14,7 @@ from fairtrial.errors import FairtrialError
 from fairtrial.reports.render.safe_text import value_text
 from fairtrial.reports.run_names import RunName
 from fairtrial.trials.result import EvalResult
-from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
 from fairtrial.viewer.pages.trial import verdict_of
 from fairtrial.viewer.text import SHOWN, DiffPart, Html, differences, shown
 from fairtrial.viewer.trial_table import open_columns_of
@@ -91,7 +91,7 @@ async def _sides(viewer: Viewer, request: Request) -> tuple[RunName, RunName]:
     for letter in ("a", "b"):
         text = request.query_params.get(letter, "")
         if not text:
-            raise PageNotFound("a comparison needs two sides: compare?a=support@3:baseline&b=support@4:careful")
+            raise PageNotFoundError("a comparison needs two sides: compare?a=support@3:baseline&b=support@4:careful")
         named.append(await viewer.find_run(text))
     first, second = named
     if first.experiment is None:
@@ -136,7 +136,7 @@ async def pair_page(viewer: Viewer, request: Request) -> Response:
     sample_id = request.query_params.get("id", "")
     results = [await viewer.read(_results, viewer, side, sample_id) for side in sides]
     if not all(results):
-        raise PageNotFound(f"sample {sample_id!r} has no result on both sides")
+        raise PageNotFoundError(f"sample {sample_id!r} has no result on both sides")
     texts = [shown(_text(found[0])).text[:SHOWN] for found in results]
     left, right, remark = await viewer.read(differences, *texts)
     links = viewer.links(request)

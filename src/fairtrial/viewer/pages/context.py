@@ -158,7 +158,7 @@ class ReviewDesk:
         self.lock = asyncio.Lock()
 
 
-class PageNotFound(Exception):
+class PageNotFoundError(Exception):
     """There is no such page; the message says what is missing and what to do."""
 
 

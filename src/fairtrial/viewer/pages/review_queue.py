@@ -17,7 +17,7 @@ from fairtrial.data.session.views import JUDGE
 from fairtrial.reports.render.safe_text import envelopes, value_text
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import Transcript, attachments_in, transcript
-from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer
+from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer
 from fairtrial.viewer.pages.reviews import OpenReview, all_reviews, find_review
 from fairtrial.viewer.pages.trial import send_blob, text_block
 from fairtrial.viewer.review import ANSWERS, KEYS, SKIP_REASONS, ReviewMember, answer_labels, next_member
@@ -70,7 +70,7 @@ def _changer(query: dict[str, str], member: ReviewMember) -> Any:
 def _member(opened: OpenReview, code: str) -> ReviewMember:
     found = opened.state.member(code)
     if found is None:
-        raise PageNotFound("this trial is not part of the review")
+        raise PageNotFoundError("this trial is not part of the review")
     return found
 
 
@@ -81,7 +81,7 @@ def _next(viewer: Viewer, opened: OpenReview, who: str) -> ReviewMember | None:
 def _result(viewer: Viewer, opened: OpenReview, member: ReviewMember) -> EvalResult:
     for result in viewer.store.results(opened.run.run_id, ordinals=[member.ordinal]):
         return result
-    raise PageNotFound("this trial is no longer in the store")
+    raise PageNotFoundError("this trial is no longer in the store")
 
 
 def blind_values(

@@ -19,7 +19,7 @@ from fairtrial.reports.run_names import RunName
 from fairtrial.store.notes import MANY_SKIPS, SKIP, ReviewNote, ReviewScale, write_notes
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.context import TrialKey
-from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, json_answer, wants_json
 from fairtrial.viewer.pages.trials import cell_text
 from fairtrial.viewer.question import from_segment
 from fairtrial.viewer.review import (
@@ -95,7 +95,7 @@ async def find_review(viewer: Viewer, code: str) -> OpenReview:
 
     found = await viewer.read(find)
     if found is None:
-        raise PageNotFound("there is no such review: its run may have been deleted")
+        raise PageNotFoundError("there is no such review: its run may have been deleted")
     return await open_review(viewer, *found)
 
 
@@ -104,7 +104,7 @@ async def named_review(viewer: Viewer, run: RunRecord, name: str) -> OpenReview:
     for review in run.noted.reviews:
         if review.name == name:
             return await open_review(viewer, run, review)
-    raise PageNotFound(f"run {run.name} has no review {name!r}")
+    raise PageNotFoundError(f"run {run.name} has no review {name!r}")
 
 
 async def all_reviews(viewer: Viewer) -> list[OpenReview]:
@@ -186,7 +186,7 @@ async def extend_review(viewer: Viewer, request: Request, form: FormFields) -> R
     async with viewer.reviews.lock:
         known = (await viewer.read(viewer.store.get_run, run.run_id)).noted.reviews
         if not any(review.name == name for review in known):
-            raise PageNotFound(f"run {run.name} has no review {name!r}")
+            raise PageNotFoundError(f"run {run.name} has no review {name!r}")
         changed = [
             replace(review, size=min(review.size + more, MAX_SIZE)) if review.name == name else review
             for review in known
@@ -309,7 +309,7 @@ async def calibration_page(viewer: Viewer, request: Request) -> Response:
     named = await viewer.find_run(request.path_params["run"])
     run, asked = named.run, request.query_params
     if not run.noted.reviews:
-        raise PageNotFound(f"run {run.name} has no review: make one first")
+        raise PageNotFoundError(f"run {run.name} has no review: make one first")
     opened = await named_review(viewer, run, asked.get("name") or run.noted.reviews[-1].name)
     experiment = _experiment(named, opened, asked.get("e", ""))
     metric = asked.get("metric") or "passed"
@@ -333,7 +333,7 @@ async def calibration_page(viewer: Viewer, request: Request) -> Response:
 def _experiment(named: RunName, opened: OpenReview, wanted: str) -> str:
     wanted = wanted or named.experiment or opened.review.experiments[0]
     if wanted not in opened.review.experiments:
-        raise PageNotFound(f"the review {opened.review.name!r} has no trials of experiment {wanted!r}")
+        raise PageNotFoundError(f"the review {opened.review.name!r} has no trials of experiment {wanted!r}")
     return wanted
 
 
@@ -347,7 +347,7 @@ async def pick_trial(viewer: Viewer, request: Request, form: FormFields) -> Resp
     ordinal = form.number("o")
     found = await viewer.read(lambda: list(viewer.store.results(run.run_id, ordinals=[ordinal])))
     if not found:
-        raise PageNotFound("there is no such trial")
+        raise PageNotFoundError("there is no such trial")
     key: TrialKey = found[0].key
     await viewer.read(viewer.store.label, Label(key, PICKED + name, value, viewer.visitor(request).name))
     address = viewer.links(request).trial(run, key.experiment, key.sample_id, key.repeat, [("o", form.get("o"))])
@@ -359,7 +359,7 @@ async def export_labels(viewer: Viewer, request: Request) -> Response:
     run = (await viewer.find_run(request.path_params["run"])).run
     form = request.path_params["form"]
     if form not in ("csv", "jsonl"):
-        raise PageNotFound("labels can be exported as labels.csv and labels.jsonl")
+        raise PageNotFoundError("labels can be exported as labels.csv and labels.jsonl")
     opened = await named_review(viewer, run, from_segment(request.path_params["name"]))
     name = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in f"{run.name}-{opened.review.name}")
     headers = {"content-disposition": f'attachment; filename="{name}-labels.{form}"'}

@@ -20,7 +20,7 @@ from fairtrial.reports.run_names import rerun_command, resume_command
 from fairtrial.runs.run_lease import active_owner, with_current_status
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, Totals
-from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import STATES, Question
 from fairtrial.viewer.text import Html
 
@@ -140,7 +140,7 @@ async def history_page(viewer: Viewer, request: Request) -> Response:
     suite = request.query_params.get("suite", "")
     runs = await viewer.read(viewer.store.runs, suite=suite, limit=_IN_HISTORY)
     if not runs:
-        raise PageNotFound(f"there is no run of suite {suite!r}")
+        raise PageNotFoundError(f"there is no run of suite {suite!r}")
     runs = [await viewer.read(with_current_status, viewer.store, run) for run in reversed(runs)]
     totals = {run.run_id: await viewer.read(viewer.totals, run) for run in runs}
     finished = [run for run in runs if run.status in ("finished", "stopped")]

@@ -22,7 +22,7 @@ from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import attachments_in, transcript
-from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import Question, from_segment, read_question
 from fairtrial.viewer.review import ANSWERS, PICKED
 from fairtrial.viewer.text import Html, json_text, markdown, shown
@@ -238,7 +238,7 @@ def _find(viewer: Viewer, run: RunRecord, experiment: str, sample_id: str, repea
         for result in viewer.store.results(run.run_id, experiment=experiment, sample_ids=[sample_id]):
             if result.repeat == repeat:
                 return result
-    raise PageNotFound(f"run {run.name} has no result for sample {sample_id!r} of {experiment!r}, repeat {repeat}")
+    raise PageNotFoundError(f"run {run.name} has no result for sample {sample_id!r} of {experiment!r}, repeat {repeat}")
 
 
 def _addresses(viewer: Viewer, links: Any, run: RunRecord, result: EvalResult, question: Question) -> list[str | None]:
@@ -279,7 +279,7 @@ async def blob(viewer: Viewer, request: Request) -> Response:
     named = await viewer.find_run(request.path_params["run"])
     hint = request.query_params.get("o", "")
     if not hint.isdecimal() or len(hint) > 12:
-        raise PageNotFound("there is no such attachment")
+        raise PageNotFoundError("there is no such attachment")
 
     def read() -> list[Any]:
         for result in viewer.store.results(named.run.run_id, ordinals=[int(hint)]):
@@ -294,11 +294,11 @@ async def send_blob(viewer: Viewer, sha256: str, trees: list[Any]) -> Response:
     """Send an attachment that these values refer to: pictures and plain text to be shown, anything else to be saved."""
     found = next((one for one in attachments_in(trees) if one.sha256 == sha256), None)
     if found is None or not _SHA256.fullmatch(sha256):
-        raise PageNotFound("no trial of this run refers to this attachment")
+        raise PageNotFoundError("no trial of this run refers to this attachment")
     try:
         content = await viewer.read(viewer.store.get_blob, sha256)
     except FairtrialError:
-        raise PageNotFound("the store does not have this attachment") from None
+        raise PageNotFoundError("the store does not have this attachment") from None
     kind = next((kind for start, kind in _MAGIC.items() if content.startswith(start)), None)
     if found.media_type == "text/plain":
         kind = "text/plain; charset=utf-8"

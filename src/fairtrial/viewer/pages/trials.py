@@ -19,7 +19,7 @@ from fairtrial.base.formatting import count, open_range, rate
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.render.trials import trial_record
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question
 from fairtrial.viewer.trial_table import TablePage, chosen_ordinals, open_columns_of
 
@@ -117,7 +117,7 @@ async def export_trials(viewer: Viewer, request: Request) -> Response:
     named = await viewer.find_run(request.path_params["run"])
     form = request.path_params["form"]
     if form not in ("csv", "jsonl", "parquet"):
-        raise PageNotFound("trials can be exported as trials.csv, trials.jsonl and trials.parquet")
+        raise PageNotFoundError("trials can be exported as trials.csv, trials.jsonl and trials.parquet")
     question, _ = read_question(request.query_params.multi_items())
     await viewer.prepare_columns(named.run)
     if form == "parquet":
