@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.figures import figure, pytest_addoption
+from tests.redis_server import RedisServer
 from tests.servers import PostgresServer
 from tests.sqs_server import CREDENTIALS, SqsServer
 
@@ -113,6 +114,21 @@ def pg_url(pg_server: PostgresServer) -> Iterator[str]:
     url = pg_server.new_database()
     yield url
     pg_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server of our own, one per process of the tests."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> Iterator[str]:
+    """The address of an empty Redis."""
+    yield redis_server.url
+    with redis_server.client() as client:
+        client.flushall()
 
 
 @pytest.fixture(scope="session")

@@ -20,19 +20,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def redis_url(redis_server: RedisServer) -> Iterator[str]:
-    yield redis_server.url
-    with redis_server.client() as client:
-        client.flushall()
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a fleet has its queue and its store, and so how results reach the store."""

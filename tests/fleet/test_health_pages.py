@@ -66,14 +66,14 @@ class TestPages:
         assert steady.runs == 1
 
     async def test_a_mailbox_that_cannot_be_asked_shows_no_depth(self) -> None:
-        class Away:
+        class Away(InMemoryMailbox[int]):
             asked = 0
 
             async def depth(self) -> Any:
                 self.asked += 1
                 raise OSError("away")
 
-        away = Away()
+        away = Away("away", int)
         group = LoopGroup([Steady()], health_port=0, watch={"away": away})
         async with running(group):
             await until(lambda: away.asked > 0)
