@@ -24,8 +24,8 @@ from fairtrial.models.tools import (
     count_of,
     instruction,
     plain_arguments,
+    required_text,
     sendable,
-    text_of,
     tool_call,
     with_params,
 )
@@ -153,10 +153,10 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
         blocks: list[Mapping[str, Any]] = tree["content"]
         text, calls = _spoken(blocks)
-        thoughts = [text_of(block["thinking"]) for block in blocks if block["type"] == "thinking"]
+        thoughts = [required_text(block["thinking"]) for block in blocks if block["type"] == "thinking"]
         reason = tree.get("stop_reason")
         if reason is not None:
-            text_of(reason)
+            required_text(reason)
         ending = ending_of(reason, ANTHROPIC_ENDINGS)
         refusal = (text or "no reason given") if ending == "refused" else None
         model = self._served_model(tree.get("model"))
@@ -239,7 +239,7 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
 
 def _spoken(blocks: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text and the tool calls of an answer."""
-    text = "".join(text_of(block["text"]) for block in blocks if block["type"] == "text")
+    text = "".join(required_text(block["text"]) for block in blocks if block["type"] == "text")
     uses = (block for block in blocks if block["type"] == "tool_use")
     return text, tuple(tool_call(block["name"], block["input"], block.get("id")) for block in uses)
 

@@ -38,8 +38,8 @@ from fairtrial.models.tools import (
     count_of,
     instruction,
     plain_arguments,
+    required_text,
     sendable,
-    text_of,
     tool_call,
 )
 
@@ -186,10 +186,10 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
         blocks: Sequence[Mapping[str, Any]] = tree["output"]["message"]["content"]
         reason = tree.get("stopReason")
-        ending = ending_of(None if reason is None else text_of(reason), CONVERSE_ENDINGS)
+        ending = ending_of(None if reason is None else required_text(reason), CONVERSE_ENDINGS)
         text, calls = _spoken(blocks)
         thoughts = [
-            text_of(block["reasoningContent"]["reasoningText"]["text"])
+            required_text(block["reasoningContent"]["reasoningText"]["text"])
             for block in blocks
             if "reasoningText" in (block.get("reasoningContent") or {})
         ]
@@ -313,7 +313,7 @@ def _with_params(body: dict[str, Any], params: Mapping[str, Any]) -> dict[str, A
 def _spoken(blocks: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text and the tool calls of an answer."""
     cited = [block.get("citationsContent") or {"content": (block,)} for block in blocks]
-    text = "".join(text_of(part["text"]) for block in cited for part in block["content"] if "text" in part)
+    text = "".join(required_text(part["text"]) for block in cited for part in block["content"] if "text" in part)
     uses = (block["toolUse"] for block in blocks if "toolUse" in block)
     return text, tuple(tool_call(use["name"], use["input"], use.get("toolUseId")) for use in uses)
 

@@ -24,8 +24,8 @@ from fairtrial.models.tools import (
     count_of,
     instruction,
     plain_arguments,
+    required_text,
     sendable,
-    text_of,
     tool_call,
 )
 
@@ -138,13 +138,13 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             return ModelReply(ChatMessage("assistant", ""), usage, "content_filter", model, f"the prompt: {blocked}")
         candidate = tree["candidates"][0]
         reason = candidate.get("finishReason")
-        ending = ending_of(None if reason is None else text_of(reason), GEMINI_ENDINGS)
+        ending = ending_of(None if reason is None else required_text(reason), GEMINI_ENDINGS)
         parts: Sequence[Mapping[str, Any]] = (candidate.get("content") or {}).get("parts") or []
         text, calls = _spoken(parts)
         calls = tuple(
             call if call.id else ToolCall(call.name, call.arguments, f"{_MADE}{uuid4().hex[:12]}") for call in calls
         )
-        thoughts = [text_of(part["text"]) for part in parts if part.get("thought") and "text" in part]
+        thoughts = [required_text(part["text"]) for part in parts if part.get("thought") and "text" in part]
         refusal = f"cut off by Google's filter: {reason}" if ending == "refused" else None
         if ending == "complete":
             reason = "tool_calls" if calls else "stop"
@@ -287,7 +287,7 @@ def _camel(name: str) -> str:
 
 def _spoken(parts: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text and the tool calls of an answer."""
-    text = "".join(text_of(part["text"]) for part in parts if "text" in part and not part.get("thought"))
+    text = "".join(required_text(part["text"]) for part in parts if "text" in part and not part.get("thought"))
     called = (part["functionCall"] for part in parts if "functionCall" in part)
     return text, tuple(tool_call(call["name"], call.get("args") or {}, call.get("id")) for call in called)
 

@@ -29,8 +29,8 @@ from fairtrial.models.tools import (
     content_of,
     count_of,
     instruction,
+    required_text,
     sendable,
-    text_of,
     tool_call,
     with_params,
 )
@@ -270,7 +270,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             kept["content"] = content
         reason = choice.get("finish_reason")
         if reason is not None:
-            text_of(reason)
+            required_text(reason)
         silent = content is None and not (calls or kept or said.get("refusal") or said.get("images"))
         if silent and ("content" not in said or ending_of(reason, CHAT_ENDINGS) == "complete"):
             raise KeyError("content")
@@ -299,7 +299,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
     def _read_vectors(self, tree: Mapping[str, Any]) -> ModelReply:
         ordered = sorted(tree["data"], key=lambda item: item["index"])
         vectors = [[float(number) for number in item["embedding"]] for item in ordered]
-        model = text_of(tree.get("model") or "")
+        model = required_text(tree.get("model") or "")
         return ModelReply(
             ChatMessage("assistant", dumps(vectors)), self._usage(tree.get("usage"), model), "stop", model
         )
@@ -313,7 +313,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         spoken: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
         for part in spoken:
             if part["type"] == "text":
-                parts.append(text_of(part["text"]))
+                parts.append(required_text(part["text"]))
             elif part["type"] == "image_url":
                 parts.append(self._from_data_url(part["image_url"]["url"]))
         parts.extend(self._from_data_url(image["image_url"]["url"]) for image in images or ())

@@ -18,8 +18,8 @@ from fairtrial.models.tools import (
     base64_text,
     content_of,
     instruction,
+    required_text,
     sendable,
-    text_of,
     tool_call,
     with_params,
 )
@@ -134,7 +134,7 @@ def read(adapter: SdkAdapter, tree: Mapping[str, Any]) -> ModelReply:
         )
     text, calls, refusal = _spoken(items)
     status = tree.get("status") or "completed"
-    ended = text_of((tree.get("incomplete_details") or {}).get("reason") or status)
+    ended = required_text((tree.get("incomplete_details") or {}).get("reason") or status)
     ending = ending_of(ended, RESPONSES_ENDINGS)
     if ending == "complete":
         if not items:
@@ -158,9 +158,9 @@ def _spoken(items: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ..
     for item in items:
         for part in item["content"] if item["type"] == "message" else ():
             if part["type"] == "output_text":
-                texts.append(text_of(part["text"]))
+                texts.append(required_text(part["text"]))
             elif part["type"] == "refusal":
-                refusals.append(text_of(part["refusal"]))
+                refusals.append(required_text(part["refusal"]))
     called = (item for item in items if item["type"] == "function_call")
     calls = tuple(tool_call(item["name"], item["arguments"], item["call_id"]) for item in called)
     return "".join(texts), calls, "".join(refusals) if refusals else None
@@ -168,7 +168,7 @@ def _spoken(items: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ..
 
 def _reasoning(items: Sequence[Mapping[str, Any]]) -> str:
     thoughts = [
-        text_of(part["text"])
+        required_text(part["text"])
         for item in items
         if item["type"] == "reasoning"
         for part in (item.get("summary") or item.get("content") or ())

@@ -365,7 +365,7 @@ def sendable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def text_of(value: Any) -> str:
+def required_text(value: Any) -> str:
     """Return a value that must be text; raises TypeError otherwise."""
     if not isinstance(value, str):
         raise TypeError(f"expected text (got {type(value).__name__})")

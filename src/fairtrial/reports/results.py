@@ -21,7 +21,7 @@ from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
 from fairtrial.reports.figures.trial_columns import TrialRows
 from fairtrial.reports.renderable import Renderable
-from fairtrial.store.export import ExportColumns, text_of
+from fairtrial.store.export import ExportColumns, cell_text
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -279,7 +279,7 @@ class TrialTable(Renderable):
         named = {int: polars.Int64, float: polars.Float64, bool: polars.Boolean}
         rows = list(self)
         return polars.DataFrame(
-            {name: [row[name] if name in kinds else text_of(row[name]) for row in rows] for name in self._columns},
+            {name: [row[name] if name in kinds else cell_text(row[name]) for row in rows] for name in self._columns},
             schema={name: named[kinds[name]] if name in kinds else polars.String for name in self._columns},
         )
 

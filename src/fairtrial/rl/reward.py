@@ -277,7 +277,7 @@ class RewardFunction:
         if self._scorer.needs_session:
             before = [] if prompt is None else messages_of(prompt, role="user")
             invoked = None if world is None else world.invoked
-            session = session_of([*before, *said], invoked) if before or len(said) > 1 else None
+            session = conversation_session([*before, *said], invoked) if before or len(said) > 1 else None
         environment = None if world is None else world.environment
         return Case(sample, output, session, adapter=self._adapter, environment=environment)
 
@@ -350,7 +350,7 @@ def _restore(where: tuple[str, str | None], name: str) -> RewardFunction:
     return RewardFunction(load_object(where[0]), dataset, where, name)
 
 
-def session_of(messages: Sequence[ChatMessage], invoked: Sequence[ToolInvoked] | None = None) -> Session:
+def conversation_session(messages: Sequence[ChatMessage], invoked: Sequence[ToolInvoked] | None = None) -> Session:
     """Return a session with the messages of a conversation and its tool calls.
 
     Args:

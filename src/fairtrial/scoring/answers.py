@@ -18,7 +18,7 @@ from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import SHARE, Metric, Score
-from fairtrial.scoring.text import reference_text, text_of
+from fairtrial.scoring.text import output_text, reference_text
 
 _LETTERS = string.ascii_uppercase
 # Repetitions are bounded, so that a search stays linear in the length of the output.
@@ -122,7 +122,7 @@ def multiple_choice(sample: Sample[Any, Any], output: object, session: SessionVi
     shown = session[ChoicesShown].all()
     presented: Sequence[str] = shown[-1].choices if shown else known
     right = _right_letter(sample.expected, known or presented, presented)
-    chosen = extract_choice(text_of(output, "multiple_choice"), len(presented) or len(_LETTERS), presented)
+    chosen = extract_choice(output_text(output, "multiple_choice"), len(presented) or len(_LETTERS), presented)
     passed = chosen == right
     reason = "" if passed else f"chose {chosen}, expected {right}" if chosen else f"no letter found, expected {right}"
     extracted = Metric("extracted", float(chosen is not None), higher_is_better=True, bounds=SHARE)
@@ -186,7 +186,7 @@ def squad(pass_at: float | None = None) -> Callable[[object, object], Score]:
     @evaluator(inline=True, name="squad", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         references = _references(expected)
-        said = text_of(output, "squad")
+        said = output_text(output, "squad")
         exact = any(normalize_answer(said) == normalize_answer(reference) for reference in references)
         best = max(references, key=lambda reference: token_f1(said, reference))
         f1 = token_f1(said, best)
@@ -249,7 +249,7 @@ def rouge(kind: RougeKind = "rougeL", *, pass_at: float = 0.5, stem: bool = Fals
             from rouge_score.rouge_scorer import RougeScorer
 
             scorer.append(RougeScorer([kind], use_stemmer=stem))
-        best = scorer[0].score_multi(_reference_texts("rouge", expected), text_of(output, "rouge"))[kind]
+        best = scorer[0].score_multi(_reference_texts("rouge", expected), output_text(output, "rouge"))[kind]
         metrics = [
             Metric("precision", best.precision, higher_is_better=True, bounds=SHARE),
             Metric("recall", best.recall, higher_is_better=True, bounds=SHARE),
@@ -272,7 +272,9 @@ def bleu(*, pass_at: float = 0.5) -> Callable[[object, object], Score]:
     def score(output: Any, expected: Any) -> Score:
         from sacrebleu.metrics import BLEU  # type: ignore[attr-defined]
 
-        found = BLEU(effective_order=True).sentence_score(text_of(output, "bleu"), _reference_texts("bleu", expected))
+        found = BLEU(effective_order=True).sentence_score(
+            output_text(output, "bleu"), _reference_texts("bleu", expected)
+        )
         return _of_percent(found.score, pass_at)
 
     return score
@@ -293,7 +295,9 @@ def chrf(*, word_order: int = 0, pass_at: float = 0.5) -> Callable[[object, obje
     def score(output: Any, expected: Any) -> Score:
         from sacrebleu.metrics import CHRF  # type: ignore[attr-defined]
 
-        found = CHRF(word_order=word_order).sentence_score(text_of(output, "chrf"), _reference_texts("chrf", expected))
+        found = CHRF(word_order=word_order).sentence_score(
+            output_text(output, "chrf"), _reference_texts("chrf", expected)
+        )
         return _of_percent(found.score, pass_at)
 
     return score
@@ -326,7 +330,7 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
     def score(output: Any, expected: Any) -> Score:
         import warnings
 
-        text, wanted = text_of(output, "math_equal"), reference_text(expected, "math_equal")
+        text, wanted = output_text(output, "math_equal"), reference_text(expected, "math_equal")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SyntaxWarnings of generated parsers.
             from math_verify import parse, verify

@@ -96,7 +96,7 @@ def _short(value: Any, start: int = 0) -> str:
     return _REPR.repr(value)
 
 
-def text_of(output: Any, name: str) -> str:
+def output_text(output: Any, name: str) -> str:
     """Return an output as text. None is not: its text, "None", would be compared like an answer."""
     if output is None:
         raise TypeError(f"{name} needs an output (the task returned None): return the answer in the task")
@@ -195,7 +195,7 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
         if compiled is None and (not isinstance(expected, str) or not expected):
             raise TypeError(f"the expected value of matches must be a regular expression (got {_short(expected)})")
         wanted = re.compile(expected, flags) if compiled is None else compiled
-        passed = wanted.search(text_of(output, "matches")) is not None
+        passed = wanted.search(output_text(output, "matches")) is not None
         return Score(1.0) if passed else Score(0.0, False, f"no match for /{wanted.pattern}/ in {_short(output)}")
 
     def takes_long(output: Any, expected: Any) -> bool:
@@ -216,7 +216,7 @@ def fuzzy_match(minimum: float = 0.8) -> Callable[[object, object], Score]:
 
     @evaluator(inline=True, name="fuzzy_match", needs_expected=True)
     def similar(output: Any, expected: Any) -> Score:
-        left, right = text_of(output, "fuzzy_match"), reference_text(expected, "fuzzy_match")
+        left, right = output_text(output, "fuzzy_match"), reference_text(expected, "fuzzy_match")
         longer = max(len(left), len(right))
         if longer > _LONGEST_FUZZY:
             # Edit distance is quadratic and keeps the interpreter lock: a megabyte blocks the process for a minute.

@@ -169,7 +169,7 @@ class ExportColumns:
         return kinds
 
 
-def text_of(value: Any) -> str | None:
+def cell_text(value: Any) -> str | None:
     """Return a value as text, or as JSON, without characters that UTF-8 or readers of tables reject."""
     if value is None:
         return None
@@ -182,7 +182,7 @@ def text_of(value: Any) -> str | None:
 def _cell(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return "" if value is None else value
-    text = text_of(value) or ""
+    text = cell_text(value) or ""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -210,13 +210,13 @@ def _write_parquet(file: IO[bytes], columns: ExportColumns, rows: Iterator[dict[
         raise MissingExtraError("exporting to Parquet", "parquet") from None
     arrow: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     kinds = {name: arrow[kind] for name, kind in columns.kinds.items()}
-    schema = pa.schema([(text_of(name) or "", kinds.get(name, pa.string())) for name in columns.names])
+    schema = pa.schema([(cell_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])
     count = 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for group in batched(rows, _ROW_GROUP):
             arrays = [
                 pa.array(
-                    [row[name] if name in kinds else text_of(row[name]) for row in group], type=schema.field(at).type
+                    [row[name] if name in kinds else cell_text(row[name]) for row in group], type=schema.field(at).type
                 )
                 for at, name in enumerate(columns.names)
             ]

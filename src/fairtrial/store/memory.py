@@ -66,10 +66,10 @@ from fairtrial.store.rows import (
     read_sample,
     read_scores,
     replaces,
+    restored_text,
     sample_row,
     state,
     stored_id,
-    text_of,
 )
 from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, analysed_samples, unequal
 from fairtrial.trials.context import TrialKey
@@ -94,7 +94,7 @@ class _StoredRun:
         return [self.entries[ordinal] for ordinal in sorted(self.entries)]
 
     def sample_id(self, ordinal: int) -> str:
-        return text_of(self.samples[self.record.split(ordinal)[0]][1])
+        return restored_text(self.samples[self.record.split(ordinal)[0]][1])
 
 
 class MemoryStore(RunStore):
@@ -437,7 +437,7 @@ class MemoryStore(RunStore):
         with self._lock:
             rows = dict(self._run(run_id).samples)
         facts = facts_reader(keys)
-        return ((place, text_of(rows[place][1]), facts(rows[place][4])) for place in sorted(rows))
+        return ((place, restored_text(rows[place][1]), facts(rows[place][4])) for place in sorted(rows))
 
     def repeated_inputs(self, run_id: str) -> Sequence[tuple[int, int]]:
         """(ordinal, hash of the input) of the known samples whose input another sample has too, ascending."""
@@ -515,7 +515,7 @@ def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> TrialPreview:
     numbers = {name: entry.row[place] for name, place in _COLUMN.items()}
     return TrialPreview(
         entry.ordinal,
-        text_of(sample[1]),
+        restored_text(sample[1]),
         OUTCOME_NAMES[numbers["outcome"]],
         None if numbers["passed"] is None else bool(numbers["passed"]),
         numbers["value"],
@@ -526,7 +526,7 @@ def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> TrialPreview:
         preview_text(sample[2], size),
         preview_text(sample[3], size),
         preview_text(output, size),
-        text_of(error or reason or "")[:size],
+        restored_text(error or reason or "")[:size],
         preview_metadata(sample[4]),
     )
 

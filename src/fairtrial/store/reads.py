@@ -59,8 +59,8 @@ from fairtrial.store.rows import (
     read_result,
     read_sample,
     read_scores,
+    restored_text,
     stored_id,
-    text_of,
 )
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
 from fairtrial.store.totals import MetricSums, dataset_of
@@ -321,7 +321,7 @@ class SqlReads(RunStore):
         )
         facts = facts_reader(keys)
         return (
-            (ordinal, text_of(sample_id), facts(metadata))
+            (ordinal, restored_text(sample_id), facts(metadata))
             for ordinal, sample_id, metadata in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
         )
 
@@ -474,7 +474,7 @@ def _preview(row: tuple[Any, ...], size: int) -> TrialPreview:
     input_, expected, output, error, reason = texts
     return TrialPreview(
         ordinal,
-        "" if sample_id is None else text_of(sample_id),
+        "" if sample_id is None else restored_text(sample_id),
         OUTCOME_NAMES[outcome],
         None if passed is None else bool(passed),
         value,
@@ -485,7 +485,7 @@ def _preview(row: tuple[Any, ...], size: int) -> TrialPreview:
         preview_text(input_, size),
         preview_text(expected, size),
         preview_text(output, size),
-        text_of(error or reason or "")[:size],
+        restored_text(error or reason or "")[:size],
         preview_metadata(metadata),
     )
 

@@ -13,7 +13,7 @@ from fairtrial.data.session.views import SessionView
 from fairtrial.errors import RunBusyError, StoreError
 from fairtrial.store.protocol import Label, RunRecord, RunStore
 from fairtrial.store.redact import Redactor, refuse_secret
-from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
+from fairtrial.store.rows import MAX_TRIALS, damage_refused, restored_text
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, ResultSource
 
@@ -97,11 +97,11 @@ def mapping_json(mapping: Mapping[str, Any], redactor: Redactor) -> str:
 @damage_refused
 def read_run(values: Mapping[str, Any]) -> RunRecord:
     """Return a run from its columns."""
-    fields: dict[str, Any] = {name: text_of(values[name]) for name in _TEXT}
+    fields: dict[str, Any] = {name: restored_text(values[name]) for name in _TEXT}
     fields |= {name: values[name] for name in _PLAIN}
     fields |= {name: decode(dict[str, Any], values[name], frozen=True) for name in _JSON}
     fields["experiments"] = decode(tuple[str, ...], values["experiments"])
-    fields["parent_run"] = None if values["parent_run"] is None else text_of(values["parent_run"])
+    fields["parent_run"] = None if values["parent_run"] is None else restored_text(values["parent_run"])
     identity = values.get("identity")
     fields["identity"] = None if identity is None else decode(dict[str, Any], identity, frozen=True)
     run = RunRecord(**fields)
@@ -129,9 +129,11 @@ def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:
 
 def read_label(run_id: str, values: Mapping[str, Any]) -> Label:
     """Return a label from its columns."""
-    key = TrialKey(run_id, text_of(values["experiment"]), text_of(values["sample_id"]), values["repeat"])
+    key = TrialKey(run_id, restored_text(values["experiment"]), restored_text(values["sample_id"]), values["repeat"])
     value: Any = decode(object, values["value"], frozen=True)
-    return Label(key, text_of(values["name"]), value, text_of(values["annotator"]), values["at"], values["weight"])
+    return Label(
+        key, restored_text(values["name"]), value, restored_text(values["annotator"]), values["at"], values["weight"]
+    )
 
 
 class StoreSource(ResultSource):

@@ -409,7 +409,7 @@ def damage_refused[**P, T](read: Callable[P, T]) -> Callable[P, T]:
     return reading
 
 
-def text_of(stored: str) -> str:
+def restored_text(stored: str) -> str:
     """Return the original text of stored text."""
     text = restore_text(stored)
     if not isinstance(text, str):  # It stands for a number or bytes.
@@ -420,7 +420,7 @@ def text_of(stored: str) -> str:
 @damage_refused
 def read_sample(sample_id: str, input_: str | None, expected: str | None, metadata: str | None) -> Sample[Any, Any]:
     """Return a sample from its row."""
-    name = text_of(sample_id)
+    name = restored_text(sample_id)
     if input_ is None:
         raise StoreError(f"sample {name!r} was never stored, only results that refer to it")
     return Sample(
@@ -462,14 +462,14 @@ def read_result(
     if sample_id is None:
         raise StoreError(f"the store is damaged: the sample of trial {ordinal} of run {run.run_id} is missing")
     return EvalResult(
-        key=TrialKey(run.run_id, run.experiments[experiment], text_of(sample_id), repeat),
+        key=TrialKey(run.run_id, run.experiments[experiment], restored_text(sample_id), repeat),
         ordinal=ordinal,
         outcome=OUTCOME_NAMES[outcome],
         score=None if value is None else _score(value, bool(passed), reason, metrics, verdicts, score),
         output=None if output is None else decode(object, output),
         latency_ms=latency,
         usage=TokenUsage(input_tokens, output_tokens, cached_tokens, cost, reasoning_tokens, cache_write_tokens),
-        error=None if error is None else text_of(error),
+        error=None if error is None else restored_text(error),
         stage=STAGE_NAMES[stage],
         attempt=attempt,
         execution=execution,
@@ -492,7 +492,7 @@ def read_result(
 
 def read_endings(text: Any) -> Mapping[str, int]:
     """Return the counts of unknown endings from their column."""
-    return decode(dict[str, int], text_of(text))
+    return decode(dict[str, int], restored_text(text))
 
 
 def _parts(mask: int) -> tuple[RedactedPart, ...]:
@@ -553,7 +553,7 @@ def facts_reader(keys: Sequence[str]) -> Callable[[str | None], tuple[JSON, ...]
 def read_metrics(text: str) -> Mapping[str, float]:
     """Return metric values by name, in the order of the score."""
     values: dict[str, float] = json.loads(text)
-    return values if MARK not in text else {text_of(name): value for name, value in values.items()}
+    return values if MARK not in text else {restored_text(name): value for name, value in values.items()}
 
 
 def read_metadata(text: str | None) -> Mapping[str, Any]:
@@ -591,7 +591,7 @@ def _score(
             )
             for place, (name, number) in enumerate(values.items())
         ]
-    return Score(value, passed, "" if reason is None else text_of(reason), parts, name=rest.get("name", ""))
+    return Score(value, passed, "" if reason is None else restored_text(reason), parts, name=rest.get("name", ""))
 
 
 def _listed(found: Any) -> Sequence[Any]:

@@ -27,7 +27,15 @@ from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
 from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals, split_facts
-from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, NOT_RUN, OUTCOME_NAMES, RESULT_COLUMNS, read_endings, text_of
+from fairtrial.store.rows import (
+    EXTRA_USAGE,
+    MAX_TRIALS,
+    NOT_RUN,
+    OUTCOME_NAMES,
+    RESULT_COLUMNS,
+    read_endings,
+    restored_text,
+)
 from fairtrial.store.schema import results, runs, samples
 from fairtrial.trials.result import Outcome
 
@@ -465,7 +473,7 @@ def _sample_names(connection: Connection, number: int, run: RunRecord) -> Callab
     def name_of(ordinal: int) -> str:
         place = run.split(ordinal)[0]
         query = select(samples.c.id).where(samples.c.dataset == dataset_of(number), samples.c.ordinal == place)
-        return text_of(connection.execute(query).scalar_one())
+        return restored_text(connection.execute(query).scalar_one())
 
     return name_of
 

@@ -34,7 +34,7 @@ from fairtrial.integrations.importers.records import (
     file_start,
     files_in,
     is_id,
-    load_object,
+    load_json_object,
     reference,
     suite_name,
     usage_of,
@@ -133,7 +133,7 @@ class InspectLog:
     def header(self) -> dict[str, Any]:
         """The log without its samples. A log that is still being written has no results."""
         if not self._is_zip:
-            document = load_object(self.path)
+            document = load_json_object(self.path)
             return {name: value for name, value in document.items() if name != "samples"}
         for name in (_HEADER, _START):
             if name in self._members.names:
@@ -146,7 +146,7 @@ class InspectLog:
             names = [name for name in self._members.names if name.startswith(_SAMPLES) and name.endswith(".json")]
             found: Iterator[dict[str, Any]] = map(self._load, names)
         else:
-            found = iter(as_objects(load_object(self.path).get("samples")))
+            found = iter(as_objects(load_json_object(self.path).get("samples")))
         for sample in found:
             if not is_id(sample.get("id")) or not isinstance(sample.get("epoch"), int):
                 raise DataError(f"{self.path}: every sample must have an id and an epoch (got {list(sample)[:8]})")
@@ -225,10 +225,10 @@ def input_of(sample: Mapping[str, Any]) -> Any:
     given = sample.get("input")
     if not isinstance(given, list):
         return given
-    return [{"role": as_text(message.get("role")), "content": text_of(message)} for message in as_objects(given)]
+    return [{"role": as_text(message.get("role")), "content": message_text(message)} for message in as_objects(given)]
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, whose content may have parts."""
     content = message.get("content")
     if isinstance(content, list):
@@ -249,7 +249,7 @@ def sample_usage(sample: Mapping[str, Any]) -> TokenUsage:
     return total
 
 
-def session_of(sample: Mapping[str, Any]) -> tuple[object, ...]:
+def session_events(sample: Mapping[str, Any]) -> tuple[object, ...]:
     """Return messages, model calls and tool calls, in order."""
     events = as_objects(sample.get("events"))
     calls = [_model_call(event) for event in events if event.get("event") == "model"]
@@ -267,7 +267,7 @@ def session_of(sample: Mapping[str, Any]) -> tuple[object, ...]:
             for call in as_objects(message.get("tool_calls"))
         )
         name = as_text(message.get("tool_call_id")) if role == "tool" else ""
-        recorded.append(ChatMessage(role, text_of(message), requested, name, reasoning_of(message)))
+        recorded.append(ChatMessage(role, message_text(message), requested, name, reasoning_of(message)))
     return (*recorded, *calls, *map(_tool_call, tools.values()))
 
 
@@ -464,7 +464,7 @@ class _LoggedRun:
             latency_ms=as_milliseconds(sample.get("total_time"), 1000),
             started_at=as_time(sample.get("started_at")),
             metadata=facts,
-            events=session_of(sample),
+            events=session_events(sample),
         )
 
 
@@ -485,4 +485,4 @@ def _arguments(eval: Mapping[str, Any]) -> dict[str, Any]:
 
 def _last_answer(output: Mapping[str, Any]) -> str | None:
     choices = as_objects(output.get("choices"))
-    return text_of(as_mapping(choices[0].get("message"))) or None if choices else None
+    return message_text(as_mapping(choices[0].get("message"))) or None if choices else None

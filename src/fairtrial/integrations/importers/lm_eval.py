@@ -29,7 +29,7 @@ from fairtrial.integrations.importers.records import (
     file_hash,
     files_in,
     is_id,
-    load_object,
+    load_json_object,
     reference,
     suite_name,
 )
@@ -81,7 +81,7 @@ class _TaskSamples:
     def results(self) -> Mapping[str, Any]:
         """The results of the same run, which are in a file beside the samples; empty if there is none."""
         file = inside(self.path.parent, f"results_{self.time}.json")
-        return load_object(file) if file.is_file() else {}
+        return load_json_object(file) if file.is_file() else {}
 
     def _rows(self) -> Iterator[Row]:
         for number, _, line in read_lines(self.path):

@@ -30,7 +30,7 @@ from fairtrial.integrations.importers.records import (
     experiment_name,
     file_hash,
     file_start,
-    load_object,
+    load_json_object,
     reference,
     suite_name,
     usage_of,
@@ -52,7 +52,7 @@ class PromptfooResults:
 
     def read(self, path: Path) -> Import:
         """Read a file."""
-        document = load_object(path)
+        document = load_json_object(path)
         results = as_mapping(document.get("results"))
         rows = as_objects(results.get("results"))
         if not rows:

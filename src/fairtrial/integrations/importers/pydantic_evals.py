@@ -26,7 +26,7 @@ from fairtrial.integrations.importers.records import (
     experiment_name,
     file_hash,
     file_start,
-    load_object,
+    load_json_object,
     reference,
     suite_name,
     usage_of,
@@ -43,7 +43,7 @@ class PydanticEvals:
         if b'"cases"' not in file_start(path, ".json", 1 << 16):
             return False
         try:
-            report = load_object(path)
+            report = load_json_object(path)
         except DataError:
             return False
         listed = [*as_objects(report.get("cases")), *as_objects(report.get("failures"))]
@@ -51,7 +51,7 @@ class PydanticEvals:
 
     def read(self, path: Path) -> Import:
         """Read a report."""
-        report = load_object(path)
+        report = load_json_object(path)
         if not isinstance(report.get("cases"), list):
             raise DataError(f"{path} must be a report of pydantic-evals (it has no list of cases)")
         return Import((_Report(path, report).suite(),))

@@ -116,7 +116,7 @@ def file_start(path: Path, suffix: str, size: int = 4096) -> bytes:
         return file.read(size)
 
 
-def load_object(path: Path) -> dict[str, Any]:
+def load_json_object(path: Path) -> dict[str, Any]:
     """Load a file that contains one JSON object. Raises `DataError` if it does not."""
     with path.open("rb") as file:
         return as_document(read_whole(file, str(path)), str(path))

@@ -15,11 +15,11 @@ from fairtrial.integrations.model_server.reply import (
     Reply,
     ToolCallReply,
     Usage,
+    content_text,
     digest_of,
     parse_messages,
     pieces,
     required,
-    text_of,
 )
 from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
@@ -49,7 +49,7 @@ class AnthropicWire:
         if not messages:
             raise InvalidRequestError("messages: at least one is required")
         system = body.get("system")
-        first = () if system is None else (ParsedMessage("system", text_of(system), {"content": system}),)
+        first = () if system is None else (ParsedMessage("system", content_text(system), {"content": system}),)
         return ParsedRequest(
             number=number,
             protocol=self.name,

@@ -352,7 +352,7 @@ def _tokens_of(message: ParsedMessage) -> int:
     if message.role != "tool" or not isinstance(content, list):
         return count_tokens(message.text)
     # Anthropic puts the results of several calls into one message; other protocols have one message for each.
-    return sum(count_tokens(text_of([part])) for part in content)
+    return sum(count_tokens(content_text([part])) for part in content)
 
 
 def digest_of(raw: bytes) -> str:
@@ -368,7 +368,7 @@ def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def text_of(content: object) -> str:
+def content_text(content: object) -> str:
     """Return the text of a message's content, which is a string or a list of parts; only text parts count."""
     if isinstance(content, str):
         return content
@@ -381,7 +381,7 @@ def text_of(content: object) -> str:
         if not isinstance(part, dict):
             raise InvalidRequestError("messages: each part of a content must be an object")
         if part.get("type") == "tool_result":
-            texts.append(text_of(part.get("content")))
+            texts.append(content_text(part.get("content")))
         elif isinstance(part.get("text"), str):
             texts.append(part["text"])
     return "".join(texts)
@@ -398,7 +398,7 @@ def parse_messages(raw: list[Any]) -> tuple[ParsedMessage, ...]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequestError("messages: each must be an object with a role")
         content = message.get("content")
-        text = text_of(content)
+        text = content_text(content)
         only_results = isinstance(content, list) and all(part.get("type") == "tool_result" for part in content)
         role = "tool" if content and only_results else message["role"]
         parsed.append(ParsedMessage(role, text, message))

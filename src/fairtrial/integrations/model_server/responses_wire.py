@@ -13,10 +13,10 @@ from fairtrial.integrations.model_server.reply import (
     ParsedTool,
     Reply,
     Usage,
+    content_text,
     digest_of,
     pieces,
     required,
-    text_of,
 )
 from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
@@ -220,7 +220,7 @@ def _messages(items: list[Any]) -> tuple[ParsedMessage, ...]:
 
     def end_turn() -> None:
         if turn:
-            text = "".join(text_of(item.get("content")) for item in turn if item["type"] == "message")
+            text = "".join(content_text(item.get("content")) for item in turn if item["type"] == "message")
             parsed.append(ParsedMessage("assistant", text, {"items": list(turn)}))
             turn.clear()
 
@@ -235,9 +235,9 @@ def _messages(items: list[Any]) -> tuple[ParsedMessage, ...]:
             continue
         end_turn()
         if kind == "function_call_output":
-            parsed.append(ParsedMessage("tool", text_of(item.get("output")), item))
+            parsed.append(ParsedMessage("tool", content_text(item.get("output")), item))
         elif kind == "message" and isinstance(item.get("role"), str):
-            parsed.append(ParsedMessage(item["role"], text_of(item.get("content")), item))
+            parsed.append(ParsedMessage(item["role"], content_text(item.get("content")), item))
         else:
             raise InvalidRequestError(f"input: items of type {kind!r} are not served")
     end_turn()

@@ -18,7 +18,7 @@ from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.column_cache import ColumnHeader
 from fairtrial.store.numbers import NumberStore, SampleState, SampleTexts
 from fairtrial.store.protocol import RunRecord
-from fairtrial.store.rows import read_metadata, text_of
+from fairtrial.store.rows import read_metadata, restored_text
 
 
 class StoredIds(Sequence[str]):
@@ -238,7 +238,7 @@ class _Samples:
             self._lengths.extend(map(len, ids))
             add_ids(whole.encode())
             return
-        encoded = [text_of(name).encode("utf-8", "surrogatepass") for name in ids]
+        encoded = [restored_text(name).encode("utf-8", "surrogatepass") for name in ids]
         self._lengths.extend(map(len, encoded))
         add_ids(b"".join(encoded))
 

@@ -29,7 +29,7 @@ from fairtrial.reports.render.document import (
 from fairtrial.reports.render.run_json import moment
 from fairtrial.reports.render.safe_text import envelopes, sample_title, session_lines, shown
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.store.export import text_of
+from fairtrial.store.export import cell_text
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
 
@@ -277,7 +277,7 @@ def _cell(name: str, row: Any) -> Content:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return " ".join((text_of(value) or "")[:_LONGEST].split())
+    return " ".join((cell_text(value) or "")[:_LONGEST].split())
 
 
 def _result(outcome: str, passed: bool | None) -> Cell:
