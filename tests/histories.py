@@ -33,7 +33,7 @@ from fairtrial.reports.compare.pairing import ChangeKind
 from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.figures.summaries import summarize
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.reports.render.run_json import listed_run, totals_record
+from fairtrial.reports.report.run_json import listed_run, totals_record
 from fairtrial.runs.opening import run_completed
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.export import export_results

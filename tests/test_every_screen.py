@@ -33,7 +33,7 @@ from fairtrial.integrations.inspect import write_log
 from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.figures.summaries import summarize
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.reports.render.run_json import totals_record
+from fairtrial.reports.report.run_json import totals_record
 from fairtrial.runs.opening import run_completed
 from fairtrial.store import RunStore
 from fairtrial.viewer.work import Jobs

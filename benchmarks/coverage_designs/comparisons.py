@@ -8,8 +8,8 @@ from functools import cache, partial
 import numpy as np
 from scipy.special import gammaln, xlogy
 
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.stats import paired_difference, paired_rates_interval

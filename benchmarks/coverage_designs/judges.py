@@ -12,7 +12,7 @@ from fairtrial.reports.calibrate.document import judge_sentence
 from fairtrial.reports.figures.columns import Columns, LabelColumn
 from fairtrial.reports.figures.labels import UNKNOWN_DRAW, keyed_hash
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.stats import Interval, JudgedTrials, corrected_difference, corrected_mean
 
 from . import ALARMS, COVERAGE, GATE_ERRORS, Array, Design, Rng, contains, share, share_or_warned

@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.figures.rules import GateRules, SliceRule
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 
 from . import COVERAGE, GATE_ERRORS, Array, Design, Rng, share, share_or_warned
 

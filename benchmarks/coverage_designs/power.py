@@ -14,13 +14,13 @@ from math import ceil
 
 import numpy as np
 
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.comparison import MetricComparison
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.gate.decision import gate_columns
-from fairtrial.reports.plan.planning import PlanRequest, plan_columns
+from fairtrial.reports.gate.gate import gate_columns
+from fairtrial.reports.plan.plan import PlanRequest, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 
 from . import POWER, Array, Design, Limit, Rng, draw_outcomes, draw_rates

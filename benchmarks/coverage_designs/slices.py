@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 
 from fairtrial.reports import by_metric
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.rules import GateRules, SliceRule
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.stats import Heterogeneity, heterogeneity
 
 from . import ALARMS, GATE_ERRORS, Array, Design, Rng, draw_outcomes, draw_rates, share

@@ -12,12 +12,12 @@ from functools import cache, partial
 
 import numpy as np
 
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.comparison import MetricComparison
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.stats import Interval, paired_rates_interval, pairs_decision, stopped_by_width
 
 from . import COVERAGE, GATE_ERRORS, Array, Design, Rng, draw_outcomes, draw_rates, share

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns, SampleContents
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 
 from . import GATE_ERRORS, Design, Rng, share
 

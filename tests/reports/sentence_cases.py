@@ -26,20 +26,18 @@ from fairtrial import (
     open_store,
 )
 from fairtrial.reports import SliceRule
-from fairtrial.reports.calibrate.numbers import CalibrationRecord
-from fairtrial.reports.compare.comparison import ComparisonRecord
-from fairtrial.reports.compare.document import ComparisonInDetail
+from fairtrial.reports.calibrate.calibrate import Calibration
+from fairtrial.reports.compare.compare import compare_columns
+from fairtrial.reports.compare.comparison import Comparison
 from fairtrial.reports.compare.methods import methods_paragraph
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.figures.experiment import RunAnalysis
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
-from fairtrial.reports.gate.decision import GateRecord, gate_columns
-from fairtrial.reports.plan.planning import PlanRequest, TrialCosts, plan_columns
+from fairtrial.reports.gate.gate import GateResult, gate_columns
+from fairtrial.reports.plan.plan import PlanRequest, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 from fairtrial.reports.render.document import Cell, Conclusion, Document, Heading, Remarks, Table
-from fairtrial.reports.render.documents import document_of
+from fairtrial.reports.report.experiment import RunReport
 from fairtrial.store.notes import PlanNote, write_notes
 from tests.reports.build import stored
 from tests.reports.sides import GRADED, one, planned
@@ -77,19 +75,18 @@ def lines_of(document: Document) -> Iterator[str]:
 
 def shown(record: Any) -> Iterator[str]:
     """Yield what is shown of a record: the sentences, and for comparisons their details, notes and methods."""
-    record = record._record() if hasattr(record, "_record") else record
-    yield from lines_of(document_of(record, 0))
-    if isinstance(record, GateRecord):
+    yield from lines_of(record.document(0))
+    if isinstance(record, GateResult):
         yield from (check.reason for check in record.checks)
-    if isinstance(record, RunAnalysis):
+    if isinstance(record, RunReport):
         for figures in (part.figures for part in record.parts):
             yield from (
                 text or "" for one in (*figures.estimates, *figures.per_trial) for text in (one.note, one.method)
             )
-    if isinstance(record, CalibrationRecord):
+    if isinstance(record, Calibration):
         yield from (figure.method or "" for figure in (record.kappa, record.corrected))
-    if isinstance(record, ComparisonRecord):
-        yield from lines_of(document_of(ComparisonInDetail(record), 0))
+    if isinstance(record, Comparison):
+        yield from lines_of(record.in_detail().document(0))
         yield methods_paragraph(record)
         parts: list[Any] = [part for one in record.candidates for part in (one, *one.slices)]
         for metric in (metric for part in parts for metric in part.metrics):

@@ -28,7 +28,7 @@ from fairtrial import (
 from fairtrial.reports.calibrate.document import judge_sentence
 from fairtrial.reports.figures.labels import smallest
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
-from fairtrial.reports.leaderboard.ranking import rank_columns
+from fairtrial.reports.leaderboard.leaderboard import rank_columns
 from fairtrial.stats import Preference, bradley_terry, heterogeneity
 from fairtrial.stats.resampling import signflip_interval
 from fairtrial.store.notes import SKIP, ReviewNote, write_notes

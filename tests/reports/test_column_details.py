@@ -19,11 +19,11 @@ from fairtrial.reports.figures import column_file
 from fairtrial.reports.figures.column_file import forget, open_columns, write_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import per_trial, slice_rate_test
-from fairtrial.reports.figures.experiment import ExperimentAnalysis
 from fairtrial.reports.figures.labels import CollectedLabels, draw_trials, keyed_hash
 from fairtrial.reports.figures.metrics import MISSING, SCORED
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
 from fairtrial.reports.report import source_of
+from fairtrial.reports.report.experiment import ExperimentReport
 from fairtrial.store import RunStore
 from fairtrial.store.notes import ReviewNote
 from tests.reports.build import stored
@@ -241,8 +241,8 @@ def test_slices_that_differ_in_their_pass_rates_are_noticed() -> None:
 
 
 def test_scores_by_criterion_are_means_over_samples() -> None:
-    def analysis(trials: list[Any], **given: Any) -> ExperimentAnalysis:
-        return ExperimentAnalysis.read(source_of(stored({"other": trials[::-1], "own": trials}, **given)["own"], ""))
+    def analysis(trials: list[Any], **given: Any) -> ExperimentReport:
+        return ExperimentReport.read(source_of(stored({"other": trials[::-1], "own": trials}, **given)["own"], ""))
 
     def score(value: float, *metrics: Metric) -> Score:
         return Score(value, metrics=metrics)

@@ -22,7 +22,7 @@ from fairtrial import (
 )
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports import by_metric
-from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import Estimate, estimates, quantile_of

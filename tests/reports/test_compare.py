@@ -11,10 +11,10 @@ import pytest
 from fairtrial import GateRules, compare, gate, stats
 from fairtrial.base import formatting
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports import Comparison, by_metric
+from fairtrial.reports import by_metric
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.comparison import SHOWN
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from tests.reports.build import Trial, graded, stored
@@ -491,7 +491,7 @@ class TestWords:
         groups = {"topic": ["x", "y", "z"] * 20}
         sides = [Columns.of(values, name=name, groups=groups) for name in ("a", "b")]
         record = compare_columns(sides[0], sides[1:], metrics=["passed"], slice_by="topic")
-        shown = " ".join(str(Comparison.of(record).in_detail()).split())
+        shown = " ".join(str(record.in_detail()).split())
         assert (
             "Adjusted p-values of slices allow for 3 tests: of the slices that are called different, at most 5%"
             in shown

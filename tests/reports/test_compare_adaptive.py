@@ -23,12 +23,12 @@ from fairtrial import (
     gate,
     stats,
 )
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import estimates
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 
 DATA = Dataset([Sample(f"s{n}", n, 1.0) for n in range(400)])
 

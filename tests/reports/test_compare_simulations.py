@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fairtrial.reports.compare.comparison import ComparisonRecord
+from fairtrial.reports.compare.compare import compare_columns
+from fairtrial.reports.compare.comparison import Comparison
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 
 pytestmark = [pytest.mark.long, pytest.mark.proves("R113")]
@@ -21,7 +21,7 @@ type Array = NDArray[np.float64]
 type Rng = np.random.Generator
 
 
-def versus(sides: Sequence[Columns], run: int, metrics: Sequence[str], **given: Any) -> ComparisonRecord:
+def versus(sides: Sequence[Columns], run: int, metrics: Sequence[str], **given: Any) -> Comparison:
     settings = ComparisonSettings(draws=499, seed=run)
     return compare_columns(sides[0], sides[1:], metrics=metrics, settings=settings, **given)
 

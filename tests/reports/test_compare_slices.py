@@ -11,7 +11,7 @@ import pytest
 from fairtrial import compare, stats
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports import by_input, by_metric
-from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from tests.reports.build import Trial, graded
 from tests.reports.sides import one, two

@@ -21,7 +21,7 @@ import pytest
 from fairtrial import calibrate
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
-from fairtrial.reports.leaderboard.ranking import rank_columns
+from fairtrial.reports.leaderboard.leaderboard import rank_columns
 from tests.reports.sentence_cases import CASES, columns, compared, draw, gated, history, long_tail, passes, shown
 from tests.reports.sentence_cases_more import JUDGED, judged, people
 from tests.reports.sentence_templates import pattern, templates

@@ -17,7 +17,7 @@ from fairtrial.base import formatting
 from fairtrial.errors import ConfigurationError, StoreError
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.rules import SliceRule
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.store import RunStore
 from tests.reports.build import Trial, graded, stored
 

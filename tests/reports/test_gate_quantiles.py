@@ -13,7 +13,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED, measured_metric, parse_quantile, quantile_name
 from fairtrial.reports.figures.rules import SliceRule
-from fairtrial.reports.gate.decision import GateRecord, gate_columns
+from fairtrial.reports.gate.gate import GateResult, gate_columns
 from tests.reports.made import Made, made_report
 
 pytestmark = pytest.mark.proves("R103", "R150")
@@ -175,7 +175,7 @@ class TestMeansThatAFewValuesMakeUp:
 
 class TestFewClusters:
     @staticmethod
-    def decided(sizes: list[int], repeats: int, rules: GateRules) -> GateRecord:
+    def decided(sizes: list[int], repeats: int, rules: GateRules) -> GateResult:
         labels = np.repeat(np.arange(len(sizes)), sizes)
         rng = np.random.default_rng(1)
         shape = (labels.size, repeats)

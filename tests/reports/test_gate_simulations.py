@@ -13,7 +13,7 @@ from fairtrial.reports.compare.pairing import ComparisonSettings, pair
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import MISSING, SCORED
 from fairtrial.reports.gate.checks import Margin, evaluate_checks
-from fairtrial.reports.gate.decision import gate_columns, spent_alpha
+from fairtrial.reports.gate.gate import gate_columns, spent_alpha
 from fairtrial.stats import exact_rate_interval
 
 pytestmark = pytest.mark.proves("R103", "R114", "R150")

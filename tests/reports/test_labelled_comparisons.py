@@ -23,9 +23,9 @@ from fairtrial import (
     gate,
     open_store,
 )
-from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns, LabelColumn
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.store.protocol import Label
 
 pytestmark = pytest.mark.proves("R113", "R115")

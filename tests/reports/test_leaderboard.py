@@ -16,9 +16,8 @@ from fairtrial.reports import Leaderboard
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, SCORED
+from fairtrial.reports.leaderboard.leaderboard import mean_over_suites, rank_columns
 from fairtrial.reports.leaderboard.preferences import preferences
-from fairtrial.reports.leaderboard.ranking import rank_columns
-from fairtrial.reports.tool_calls import mean_over_suites
 from fairtrial.store.notes import AdaptiveNote
 from fairtrial.trials.config import StopWhen
 from tests.reports.build import graded, stored
@@ -320,7 +319,7 @@ class TestRefusals:
             leaderboard(FOUR, baseline="worst")
         with pytest.raises(ConfigurationError, match="no metric 'wit'"):
             leaderboard(FOUR, metric="wit")
-        with pytest.raises(ConfigurationError, match="alpha must lie between 0 and 1"):
+        with pytest.raises(ConfigurationError, match="alpha must be between 0 and 1"):
             leaderboard(FOUR, alpha=2)
 
     def test_a_run_that_looked_at_its_own_results_is_refused(self) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from fairtrial import GateRules, compare
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.comparison import MetricComparison
 from fairtrial.reports.compare.document import comparison_document
 from fairtrial.reports.compare.pairing import ComparisonSettings, pair, scores_of
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import is_mean, measured_metric
-from fairtrial.reports.gate.decision import gate_columns
-from fairtrial.reports.leaderboard.ranking import rank_columns
-from fairtrial.reports.plan.planning import PlanRequest, plan_columns
+from fairtrial.reports.gate.gate import gate_columns
+from fairtrial.reports.leaderboard.leaderboard import rank_columns
+from fairtrial.reports.plan.plan import PlanRequest, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 from fairtrial.stats import quantile_difference
 from tests.reports.build import graded, stored

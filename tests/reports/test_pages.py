@@ -158,7 +158,7 @@ def test_a_page_has_the_date_parameters_slices_sessions_and_tracebacks() -> None
 
 
 def test_a_page_is_bounded_and_says_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairtrial.reports.render.trials._PAGE_CHARACTERS", 20_000)
+    monkeypatch.setattr("fairtrial.reports.report.trials._PAGE_CHARACTERS", 20_000)
     report = made_report(lambda place, *_: Made(float(place > 3), output="x" * 3_900), samples=30)
     text = read(report.to_html()).text
     assert "25 more are not shown here. fairtrial export support@1 --format jsonl has all of them." in text

@@ -15,7 +15,7 @@ from fairtrial.base.formatting import round_samples
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports import SamplePlan
 from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.plan.planning import PlanRequest, SamplePlanRecord, TrialCosts, plan_columns
+from fairtrial.reports.plan.plan import PlanRequest, SamplePlan, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 from tests.reports.build import Trial, graded, stored
 
@@ -29,7 +29,7 @@ def pairs(wins: int, losses: int, ties: int, **given: Any) -> EvalReport:
 def planned(
     *sides: tuple[str, str, Any], clusters: Sequence[int] | None = None, costs: TrialCosts | None = None,
     **given: Any,
-) -> SamplePlanRecord:  # fmt: skip
+) -> SamplePlan:  # fmt: skip
     """A plan from (run, experiment, passes) of earlier runs."""
     history = [
         HistorySide(Columns.of({"passed": passes}, clusters=clusters), f"{name} of {run}", run, name, (run, name))

@@ -19,7 +19,7 @@ from fairtrial import (
     exact_match,
     open_store,
 )
-from fairtrial.reports.results import Results
+from fairtrial.reports.report.results import Results
 from tests.reports.build import stored
 
 

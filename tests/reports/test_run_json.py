@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fairtrial import Metric
-from fairtrial.reports.render.run_json import listed_run, report_run, totals_record
+from fairtrial.reports.report.run_json import listed_run, report_run, totals_record
 from tests.reports.made import TASK_ERROR, Made, made_report
 
 

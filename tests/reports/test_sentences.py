@@ -8,13 +8,13 @@ import pytest
 from fairtrial import GateRules
 from fairtrial.base.formatting import rate
 from fairtrial.reports import SliceRule
-from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import estimates
-from fairtrial.reports.gate.decision import gate_columns
 from fairtrial.reports.gate.document import MOST_REASONS, gate_document
-from fairtrial.reports.leaderboard.ranking import rank_columns
-from fairtrial.reports.plan.planning import PlanRequest, plan_columns
+from fairtrial.reports.gate.gate import gate_columns
+from fairtrial.reports.leaderboard.leaderboard import rank_columns
+from fairtrial.reports.plan.plan import PlanRequest, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 from fairtrial.reports.render.document import Remarks
 from fairtrial.stats import BradleyTerry, Preference, bradley_terry

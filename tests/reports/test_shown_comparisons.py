@@ -12,12 +12,10 @@ from rich.console import Console
 
 from fairtrial import EvalReport, Metric, compare, gate
 from fairtrial.base import formatting
-from fairtrial.reports import Comparison
-from fairtrial.reports.compare.settings import compare_columns
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.render import terminal
-from fairtrial.reports.render.documents import document_of
-from fairtrial.reports.renderable import Renderable
+from fairtrial.reports.render.renderable import Renderable
 from tests.reports.browser import Browser
 from tests.reports.made import FAIL, HOSTILE, PASS, TASK_ERROR, Made, hostile_report, made_report
 from tests.reports.test_pages import read
@@ -106,7 +104,7 @@ def test_every_difference_has_its_interval_counts_and_both_kinds_of_errors() -> 
 def test_slices_are_in_the_table_and_in_the_plot_of_wins_and_losses() -> None:
     report = three(metadata=lambda place: {"topic": "even" if place % 2 == 0 else "odd"})
     compared = compare(report["plain"], report["terse"], slice_by="topic", metrics=["passed", "cost"])
-    text = terminal.as_text(document_of(compared._record(), 0), width=140)
+    text = terminal.as_text(compared.document(0), width=140)
     assert re.search(r"^  topic = even +30 ", text, re.MULTILINE)
     page = compared.to_html()
     assert "Wins and losses by slice, passed" in page
@@ -137,7 +135,7 @@ def test_where_nothing_can_be_compared_every_figure_is_a_dash() -> None:
 
 def test_a_comparison_of_numbers_alone_shows_all_but_the_samples() -> None:
     sides = [Columns.of({"value": [0.1 * place for place in range(9)], "passed": [1] * 9}, name=name) for name in "ab"]
-    page = Comparison.of(compare_columns(sides[0], [sides[1]], metrics=["value"])).to_html()
+    page = compare_columns(sides[0], [sides[1]], metrics=["value"]).to_html()
     assert "b against a" in page
     assert "Lost" not in page
     assert "<h2>Scores" not in page
@@ -158,7 +156,7 @@ def test_margins_of_graded_metrics_and_ceilings_are_rules_in_words() -> None:
     report = three()
     rules = {"floors": {"value": 0.1}, "ceilings": {"cost": 200.0}, "margins": {"value": 0.05}}
     result = gate(report["terse"], rules, report["plain"])
-    text = terminal.as_text(document_of(result._record(), 0), width=120)
+    text = terminal.as_text(result.document(0), width=120)
     assert "value at least 0.100" in text
     assert "cost at most 200.0" in text
     assert "value at most 0.050 worse" in text

@@ -17,7 +17,6 @@ from rich.console import Console
 from fairtrial import EvalReport, Metric, TokenUsage, compare, gate
 from fairtrial.reports.render import terminal
 from fairtrial.reports.render.document import Bar, Cases, Column, Document, Plot, Remarks, Section, Table, TrialDetails
-from fairtrial.reports.render.documents import document_of
 from tests.reports.build import stored
 from tests.reports.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
 
@@ -62,10 +61,10 @@ def documents() -> dict[str, Document]:
     compared = compare(pair["baseline"], pair["terse"], slice_by="topic")
     decided = gate(pair["terse"], {"min_pass_rate": 0.6, "margin": 0.02}, pair["baseline"])
     return {
-        "one_experiment": document_of(one()._record(), 0),
-        "two_experiments": document_of(small()._record(), 0),
-        "comparison": document_of(compared._record(), 0),
-        "gate": document_of(decided._record(), 0),
+        "one_experiment": one().document(0),
+        "two_experiments": small().document(0),
+        "comparison": compared.document(0),
+        "gate": decided.document(0),
     }
 
 
@@ -80,7 +79,7 @@ def test_at_80_columns_it_reads_as_it_always_has(name: str) -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 def test_no_line_is_wider_than_the_terminal_and_no_row_wraps(width: int) -> None:
-    for name, document in [*documents().items(), ("hostile", document_of(hostile_report()._record(), 0))]:
+    for name, document in [*documents().items(), ("hostile", hostile_report().document(0))]:
         lines = terminal.as_text(document, width=width).splitlines()
         assert max(cell_len(line) for line in lines) <= width, name
         rows = [line for line in lines if "95% interval" in line and "estimate" in line]
@@ -245,7 +244,7 @@ def test_clusters_are_found_in_the_metadata_and_counted() -> None:
 
 
 def test_text_that_others_wrote_brings_no_codes_no_markup_and_no_lines() -> None:
-    for text in (str(hostile_report()), terminal.as_text(document_of(hostile_report()._record(), 5))):
+    for text in (str(hostile_report()), terminal.as_text(hostile_report().document(5))):
         assert not CONTROL.search(text)
         assert "[bold red]markup[/]" in text
 
@@ -258,7 +257,7 @@ def test_a_rich_console_gets_colours_and_a_file_gets_none(width: int) -> None:
     assert "\x1b[" in shown.getvalue()
     assert "\x1b" not in filed.getvalue()
     lines = [line.rstrip() for line in filed.getvalue().splitlines()]
-    assert lines == terminal.as_text(document_of(small()._record(), 0), width=width).splitlines()
+    assert lines == terminal.as_text(small().document(0), width=width).splitlines()
     hostile = io.StringIO()
     Console(file=hostile, force_terminal=True, width=width).print(hostile_report())
     assert not re.search("\x1b(?!\\[[0-9;]*m)", hostile.getvalue())
@@ -273,7 +272,7 @@ def test_a_console_that_knows_only_ascii_gets_bars_in_ascii() -> None:
     file.flush()
     assert b"caf?" in raw.getvalue()
     assert b"[---" in raw.getvalue()
-    assert terminal.as_text(document_of(report._record(), 0), encoding="no-such-encoding").isascii()
+    assert terminal.as_text(report.document(0), encoding="no-such-encoding").isascii()
     assert terminal.glyphs_for("cp1252") is terminal.ASCII
     assert terminal.glyphs_for("no-such-encoding") is terminal.ASCII
     assert terminal.glyphs_for("utf-8") is terminal.glyphs_for(None) is terminal.UNICODE
@@ -370,7 +369,7 @@ class TestTables:
 
 
 def test_figures_that_repeat_others_are_replaced_by_a_remark() -> None:
-    said = terminal.as_text(document_of(made_report(lambda place, *_: FAIL if place < 3 else PASS)._record(), 0))
+    said = terminal.as_text(made_report(lambda place, *_: FAIL if place < 3 else PASS).document(0))
     assert "mean score  " not in said
     assert "with errors as failures  " not in said
     assert "With errors as failures, the figures are the same." in said
@@ -379,14 +378,14 @@ def test_figures_that_repeat_others_are_replaced_by_a_remark() -> None:
 
 def test_figures_that_say_something_of_their_own_stay() -> None:
     graded = made_report(lambda place, *_: TASK_ERROR if place == 9 else Made(0.25 if place < 3 else 0.75))
-    said = terminal.as_text(document_of(graded._record(), 0))
+    said = terminal.as_text(graded.document(0))
     for title in ("pass rate", "with errors as failures", "mean score", "with errors as 0"):
         assert f"\n{title}  " in said
     assert "the same" not in said
 
 
 def test_where_nothing_was_scored_errors_as_failures_are_not_the_same() -> None:
-    said = terminal.as_text(document_of(made_report(lambda *_: TASK_ERROR)._record(), 0))
+    said = terminal.as_text(made_report(lambda *_: TASK_ERROR).document(0))
     assert "\npass rate                       -  " in said
     assert "\nwith errors as failures      0.0%  " in said
     assert "With errors as failures, the figures are the same." not in said

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fairtrial import GateRules, Metric, Score, compare, stats
 from fairtrial.base import formatting
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
-from fairtrial.reports.compare.settings import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.figures.rules import SliceRule
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 from tests.reports.build import stored
 from tests.reports.sides import one, two
 

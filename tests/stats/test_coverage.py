@@ -15,7 +15,7 @@ from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.compare.verdicts import AdjustedDifference, verdict_of
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.reports.gate.decision import gate_columns
+from fairtrial.reports.gate.gate import gate_columns
 
 pytestmark = pytest.mark.proves("R44")
 

@@ -261,7 +261,7 @@ def _name(suite: str) -> str:
 
 
 def _facts(letter: Any) -> dict[str, Any]:
-    from fairtrial.reports.render.run_json import moment
+    from fairtrial.reports.report.run_json import moment
 
     return {
         "id": letter.id,

@@ -19,7 +19,7 @@ from fairtrial.errors import StoreError
 
 if TYPE_CHECKING:
     from fairtrial.reports import EvalReport
-    from fairtrial.reports.report import ComparedReport
+    from fairtrial.reports.compare.comparison import ComparedReport
     from fairtrial.store.protocol import RunRecord, RunStore
 
 
@@ -314,14 +314,14 @@ def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: s
     from fairtrial.cli.options import find_baseline
     from fairtrial.reports import EvalReport
     from fairtrial.reports.compare.compare import compare
-    from fairtrial.reports.render.report_document import slice_keys
-    from fairtrial.reports.report import ComparedReport
+    from fairtrial.reports.compare.comparison import ComparedReport
+    from fairtrial.reports.report.document import slice_keys
 
     if kind not in ("html", "md"):
         raise UserError("--against needs --format html or markdown", "for figures: fairtrial compare --json")
     named = find_baseline(store, against, report.run)
     other = EvalReport(store, named.run)
-    keys = slice_keys(report._record())
+    keys = slice_keys(store, report.run)
     groups: dict[str, list[Any]] = {}
     for part in report.parts:
         baseline = named.experiments[0] if len(named.experiments) == 1 else part.name

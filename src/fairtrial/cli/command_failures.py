@@ -41,7 +41,7 @@ def failures(
     """
     from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import commands, note, out, print_json, print_table
-    from fairtrial.reports.render.trials import trial_record
+    from fairtrial.reports.report.trials import trial_record
     from fairtrial.reports.run_names import name_of
 
     opened = options.open_existing(store)
@@ -101,7 +101,7 @@ def _kinds(kind: str | None) -> tuple[Any, ...]:
 def _table(run: Any, trials: list[EvalResult]) -> Any:
     from fairtrial.cli.screen import add_row, make_table
     from fairtrial.reports.render.safe_text import input_start, is_hash
-    from fairtrial.reports.render.trials import sample_of
+    from fairtrial.reports.report.trials import sample_of
 
     several = len(run.experiments) > 1
     hashed = all(is_hash(result.sample_id) for result in trials)

@@ -113,7 +113,7 @@ type Written = dict[str, list[tuple[Path, Any]]]
 
 
 def _facts(store: RunStore, format: str, imported: Import, stored: Stored, written: Written) -> dict[str, Any]:
-    from fairtrial.reports.render.run_json import listed_run
+    from fairtrial.reports.report.run_json import listed_run
 
     suites = [
         {

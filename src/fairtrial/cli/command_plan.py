@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fairtrial.reports import EvalReport, ExperimentReport
     from fairtrial.reports.figures.analysis_plan import AnalysisPlan
-    from fairtrial.reports.plan.planning import SamplePlanRecord
+    from fairtrial.reports.plan.plan import SamplePlan
 
 RUNS_READ = 5
 """The newest runs of a suite that a plan is made from."""
@@ -101,8 +101,8 @@ def plan(
     """
     from fairtrial.cli.options import record_of
     from fairtrial.cli.screen import out, print_json
+    from fairtrial.reports.plan.plan import REPEATS
     from fairtrial.reports.plan.plan import plan as planned
-    from fairtrial.reports.plan.planning import REPEATS
 
     if write is None and (margin is not None or secondary or by):
         raise UserError("--margin, --secondary and --by need --write FILE", "add --write plan.toml")
@@ -131,7 +131,7 @@ def plan(
 
 def _write(
     file: Path,
-    result: SamplePlanRecord,
+    result: SamplePlan,
     margin: float | None,
     secondary: Sequence[str],
     slices: Sequence[str],

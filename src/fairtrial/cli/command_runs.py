@@ -39,7 +39,7 @@ def runs(
     """
     from fairtrial.cli.options import parse_pairs
     from fairtrial.cli.screen import note, out, print_json, print_table
-    from fairtrial.reports.render.run_json import listed_run
+    from fairtrial.reports.report.run_json import listed_run
     from fairtrial.reports.run_names import name_of, resume_command
     from fairtrial.runs.run_lease import with_current_status
 
@@ -116,7 +116,7 @@ def short_name(run: Any) -> str:
 
 def pass_rates(totals: list[Any]) -> str:
     """Return the pass rate over scored trials, or its range over the experiments."""
-    from fairtrial.reports.figures.experiment import TotalsAnalysis
+    from fairtrial.reports.figures.summaries import TotalsAnalysis
 
     rates = [rate for part in totals if (rate := TotalsAnalysis(part).pass_rate) is not None]
     if not rates:

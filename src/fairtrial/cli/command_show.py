@@ -15,9 +15,9 @@ from fairtrial.base.formatting import count
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
-from fairtrial.reports.render.run_json import moment
 from fairtrial.reports.render.safe_text import executions_text, plain, session_lines, value_text
-from fairtrial.reports.render.trials import criterion_text, said_by_criteria
+from fairtrial.reports.report.run_json import moment
+from fairtrial.reports.report.trials import criterion_text, said_by_criteria
 from fairtrial.reports.run_names import name_of, rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
@@ -210,7 +210,7 @@ def show(
 def _trials(store: RunStore, named: RunName, sample_id: str, repeat: int | None, *, json: bool) -> int:
     from fairtrial.cli.options import find_sample
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.reports.render.trials import trial_record
+    from fairtrial.reports.report.trials import trial_record
 
     def results_of(sample_id: str) -> list[EvalResult]:
         found = store.results(named.run.run_id, experiment=named.experiment, sample_ids=[sample_id])
@@ -248,9 +248,9 @@ def _unknown_sample(store: RunStore, named: RunName, sample_id: str, repeat: int
 def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     from fairtrial.base.formatting import p_text
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
-    from fairtrial.reports.render.run_json import totals_record
     from fairtrial.reports.render.safe_text import plain
     from fairtrial.reports.report import metadata_keys
+    from fairtrial.reports.report.run_json import totals_record
 
     groups: list[tuple[Any, Any]] = [
         (value, totals)

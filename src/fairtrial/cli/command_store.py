@@ -41,7 +41,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
       fairtrial store stats --store postgresql://db/evals --json
     """
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
-    from fairtrial.reports.render.run_json import moment
+    from fairtrial.reports.report.run_json import moment
     from fairtrial.store.sql import SqlStore
 
     _, url = options.settings_with(store)
@@ -268,7 +268,7 @@ def columns(
     """
     from fairtrial.base.formatting import count
     from fairtrial.cli.screen import add_row, make_table, note, out, print_json, print_table
-    from fairtrial.reports.render.run_json import moment
+    from fairtrial.reports.report.run_json import moment
     from fairtrial.store.column_cache import cached_columns, clear_columns
 
     opened = None if every else _database(store)

@@ -45,8 +45,8 @@ def trials(
     from fairtrial.cli.user_errors import UserError
     from fairtrial.errors import ConfigurationError
     from fairtrial.reports.render.terminal import RichDocument
-    from fairtrial.reports.render.trials import trials_document
-    from fairtrial.reports.results import TrialTable, overview
+    from fairtrial.reports.report.results import TrialTable, overview
+    from fairtrial.reports.report.trials import trials_document
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -67,7 +67,7 @@ def trials(
         print_json({"format": "fairtrial.trial_table/1", **facts, "trials": _plain(rows.rows)})
         return 0
     console = out()
-    document = RichDocument(trials_document(rows, 0))
+    document = RichDocument(trials_document(rows))
     if console.is_terminal and len(console.render_lines(document)) > console.height - 2:
         os.environ.setdefault("LESS", "-RFX")  # Colours, and no pager for what fits on the screen.
         with console.pager(styles=True):

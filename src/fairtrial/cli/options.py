@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fairtrial.cli.settings import Settings
     from fairtrial.reports import EvalReport, ExperimentReport
     from fairtrial.reports.compare.compare import Comparison
-    from fairtrial.reports.renderable import Renderable
+    from fairtrial.reports.render.renderable import Renderable
     from fairtrial.store.protocol import RunRecord, RunStore
 
 

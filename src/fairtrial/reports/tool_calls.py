@@ -1,4 +1,4 @@
-"""Figures beyond the metrics of one run: means over suites, calls of tools."""
+"""Figures beyond those of a report: slices, calls of tools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from fairtrial.data.session.events import ToolInvoked
 from fairtrial.data.session.trajectory import ToolCall
 from fairtrial.data.session.views import SessionView
 from fairtrial.reports.figures import estimates
-from fairtrial.reports.figures.metrics import PASSED
 from fairtrial.reports.figures.slicing import SliceBy
-from fairtrial.reports.leaderboard import ranking as suite_means
 from fairtrial.reports.report import EvalReport, ExperimentReport, source_of
 from fairtrial.scoring.structure import json_schema
 from fairtrial.stats import Heterogeneity, Undefined
@@ -36,27 +34,6 @@ def slice_estimates(
 def slice_rate_test(report: EvalReport | ExperimentReport, by: SliceBy) -> Heterogeneity | Undefined:
     """Whether the pass rates of slices differ from each other: one test over all slices."""
     return estimates.slice_rate_test(source_of(report, 'name one, as in report["terse"]'), by)
-
-
-def mean_over_suites(
-    *reports: EvalReport | ExperimentReport,
-    metric: str = PASSED,
-    weights: Mapping[str, float] | None = None,
-    level: float = 0.95,
-) -> suite_means.SuitesMean:
-    """Compute the mean of one system over several suites with its interval: macro, micro, or weighted.
-
-    Suites are strata: SE^2 = sum(w^2 SE^2), with Satterthwaite's degrees of freedom. Task errors and timeouts count as
-    the worst value of the metric, if it has one. Of one suite it is the mean and the interval of the suite itself.
-
-    Args:
-        *reports: One experiment of each suite: `mean_over_suites(math["careful"], code["careful"])`.
-        metric: "passed", "value", "latency_ms", or a metric by name.
-        weights: The weight of each suite by the name of its dataset.
-        level: The confidence of all intervals.
-    """
-    example = 'name one experiment of each, as in mean_over_suites(math["careful"], code["careful"])'
-    return suite_means.mean_over_suites([source_of(report, example) for report in reports], metric, weights, level)
 
 
 @first_is(int)

@@ -10,7 +10,7 @@ import anyio
 from fairtrial.base.frozen import FrozenDict
 from fairtrial.base.offload import in_thread
 from fairtrial.errors import RunBusyError
-from fairtrial.reports.figures.experiment import TotalsAnalysis
+from fairtrial.reports.figures.summaries import TotalsAnalysis
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_inputs, check_prices, refuse_clusters, scored_again
 from fairtrial.runs.events import EvalRunCompleted, ExperimentFigures, log

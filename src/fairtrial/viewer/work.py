@@ -19,7 +19,7 @@ from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.question import read_question
 
 if TYPE_CHECKING:
-    from fairtrial.reports.compare.comparison import ComparisonRecord
+    from fairtrial.reports.compare.comparison import Comparison
     from fairtrial.reports.compare.pairing import ChangeKind
     from fairtrial.reports.figures.metrics import ExperimentSource
 
@@ -76,12 +76,12 @@ class Jobs:
 
     def _report(self, job: Mapping[str, Any]) -> dict[str, Any]:
         from fairtrial.reports.render.document import Cases, Document
-        from fairtrial.reports.render.documents import IN_HTML, document_of
+        from fairtrial.reports.render.renderable import IN_HTML
         from fairtrial.reports.report import EvalReport
         from fairtrial.viewer.text import fragment
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
-        document = document_of(report._record(), IN_HTML)
+        document = report.document(IN_HTML)
         blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
         made = fragment(Document(document.title, (), blocks))
         return {"about": list(document.about), "html": str(made), "json": report.to_json()}
@@ -112,7 +112,7 @@ class Jobs:
     def _compare(self, job: Mapping[str, Any]) -> dict[str, Any]:
         from fairtrial.reports.compare.compare import compare
         from fairtrial.reports.render.document import Cases, Document
-        from fairtrial.reports.render.documents import IN_HTML, document_of
+        from fairtrial.reports.render.renderable import IN_HTML
         from fairtrial.reports.report import EvalReport
         from fairtrial.viewer.text import fragment
 
@@ -120,7 +120,7 @@ class Jobs:
         candidate: EvalReport[Any] = EvalReport(self._store, self._run(job, "b"))
         by = [job["by"]] if job.get("by") else []
         comparison = compare(baseline[job["a_experiment"]], candidate[job["b_experiment"]], slice_by=by)
-        document = document_of(comparison, IN_HTML)
+        document = comparison.document(IN_HTML)
         blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
         return {
             "title": document.title,
@@ -135,13 +135,13 @@ class Jobs:
         from fairtrial.reports.calibrate.calibrate import calibrate
         from fairtrial.reports.calibrate.document import judge_sentence
         from fairtrial.reports.render.document import Document
-        from fairtrial.reports.render.documents import IN_HTML, document_of
+        from fairtrial.reports.render.renderable import IN_HTML
         from fairtrial.reports.report import EvalReport
         from fairtrial.viewer.text import fragment
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
         found = calibrate(report[job["experiment"]], metric=job["metric"], name=job["name"])
-        document = document_of(found, IN_HTML)
+        document = found.document(IN_HTML)
         return {
             "sentence": judge_sentence(found),
             "labelled": found.labelled,
@@ -205,7 +205,7 @@ class Jobs:
         return texts
 
 
-def _changed(comparison: ComparisonRecord) -> dict[str, Any]:
+def _changed(comparison: Comparison) -> dict[str, Any]:
     """Return how many samples changed, and those that did, the largest change first."""
     (changes,) = comparison.changes
     counts = {kind: changes.count(kind) for kind in (*CHANGES, "same")} | {"missing": changes.missing}

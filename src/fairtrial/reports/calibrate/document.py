@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
-from fairtrial.reports.calibrate.numbers import CalibrationRecord, Figure, JudgeConfusion
 from fairtrial.reports.render.document import Block, Column, Document, Remarks, Table
+
+if TYPE_CHECKING:
+    from fairtrial.reports.calibrate.calibrate import Calibration, Figure, JudgeConfusion
 
 type _Row = tuple[str, Figure, bool]
 
 
-def calibration_document(calibration: CalibrationRecord, cases: int) -> Document:
-    """Return the document; a calibration has no single trials, whatever `cases` is."""
+def calibration_document(calibration: Calibration) -> Document:
+    """Return the document of a calibration."""
     judges = f", judged by {', '.join(calibration.judge_models)}" if calibration.judge_models else ""
     people = len(calibration.annotators)
     by = f" by {people} annotators" if people > 1 else ""
@@ -31,7 +34,7 @@ def calibration_document(calibration: CalibrationRecord, cases: int) -> Document
     )
 
 
-def _sentence(calibration: CalibrationRecord) -> Iterator[str]:
+def _sentence(calibration: Calibration) -> Iterator[str]:
     """Yield the sentence to report: the rate people would give, with its interval, and the judge's."""
     if not calibration.labelled:
         return
@@ -44,7 +47,7 @@ def _sentence(calibration: CalibrationRecord) -> Iterator[str]:
     yield f"{_people(calibration, text)}; {judge}."
 
 
-def judge_sentence(calibration: CalibrationRecord) -> str:
+def judge_sentence(calibration: Calibration) -> str:
     """Return in one sentence what people would say, and how far the judge is off."""
     if not calibration.labelled:
         return "No trial of this experiment has a label yet."
@@ -61,7 +64,7 @@ def judge_sentence(calibration: CalibrationRecord) -> str:
     return f"{people}; {judge}, {by} too {'much' if judged > corrected.value else 'little'}."
 
 
-def _people(calibration: CalibrationRecord, text: Callable[[float | None], str]) -> str:
+def _people(calibration: Calibration, text: Callable[[float | None], str]) -> str:
     """Return what people would say of all trials; unless the labels are known to be drawn at random, with that if."""
     corrected = calibration.corrected
     ends = "" if corrected.low is None else f" ({text(corrected.low)} to {text(corrected.high)})"
@@ -79,7 +82,7 @@ def _confusion(confusion: JudgeConfusion) -> Table:
     return Table("", columns, rows)
 
 
-def _rows(calibration: CalibrationRecord) -> list[_Row]:
+def _rows(calibration: Calibration) -> list[_Row]:
     """Yield name, figure, and whether it is a share."""
     share = calibration.confusion is not None
     rows: list[_Row] = [
@@ -107,7 +110,7 @@ def _rows(calibration: CalibrationRecord) -> list[_Row]:
     return rows
 
 
-def _undefined(calibration: CalibrationRecord, rows: list[_Row]) -> list[str]:
+def _undefined(calibration: Calibration, rows: list[_Row]) -> list[str]:
     """Yield why figures are undefined or have a caveat, each reason once."""
     names: dict[str, list[str]] = {}
     for name, figure, _ in rows:
@@ -116,7 +119,7 @@ def _undefined(calibration: CalibrationRecord, rows: list[_Row]) -> list[str]:
     return [f"{', '.join(of)}: {note}" for note, of in names.items()]
 
 
-def _figures(calibration: CalibrationRecord, rows: list[_Row]) -> Table:
+def _figures(calibration: Calibration, rows: list[_Row]) -> Table:
     columns = (
         Column("", "left", name=True),
         Column("value"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fairtrial.base.formatting import count, number_word, range_text, rate
-from fairtrial.reports.compare.comparison import MetricComparison, SliceComparison, Verdict
 from fairtrial.reports.compare.pairing import Pairs, changed_samples
 from fairtrial.reports.figures.columns import ChangedContents
 from fairtrial.reports.figures.metrics import COSTS, ExperimentSource, code_versions, is_verdict
 from fairtrial.reports.figures.slicing import SMALL_SLICE
 from fairtrial.store.protocol import RESUMABLE, RunRecord
+
+if TYPE_CHECKING:
+    from fairtrial.reports.compare.comparison import MetricComparison, SliceComparison, Verdict
 
 FEW_PAIRS = 30
 """Below this many pairs a comparison says that it is small."""
@@ -33,16 +36,18 @@ def _beyond_0(metric: MetricComparison) -> bool:
     return metric.low is not None and metric.high is not None and not metric.low <= 0 <= metric.high
 
 
+def uncounted_failures(metric: str, failures: int, why: str = "has no worst value") -> str:
+    """Return that failures have no value in a metric, as the start of a sentence."""
+    return f"{metric} {why}: {count(failures, 'failed trial')} could not be counted in it"
+
+
 def uncounted_remark(metric: MetricComparison) -> str:
     """Return a remark about failures that a metric has no worst value for."""
     why, missing = "has no worst value", "bounds"
     if metric.lower_is_better is None:
         why, missing = "declares no direction and so no worst value", "direction and its bounds"
-    failures, pairs = count(metric.uncounted, "failed trial"), count(metric.n, "pair")
-    return (
-        f"{metric.metric} {why}: {failures} could not be counted in it, which leaves {pairs}. Declare its {missing} to "
-        "count them."
-    )
+    start = uncounted_failures(metric.metric, metric.uncounted, why)
+    return f"{start}, which leaves {count(metric.n, 'pair')}. Declare its {missing} to count them."
 
 
 def about_pairs(

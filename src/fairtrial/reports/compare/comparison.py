@@ -1,19 +1,23 @@
-"""Records of a comparison."""
+"""A comparison, and what it consists of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import batched
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, ClassVar, Literal, overload
 
+from fairtrial.base.frozen import first_is
 from fairtrial.reports.compare.pairing import ChangedSamples
 from fairtrial.reports.figures.analysis_plan import PlanCheck
 from fairtrial.reports.figures.metrics import ExperimentSource
+from fairtrial.reports.render.renderable import Renderable
+from fairtrial.reports.report import EvalReport
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
     from fairtrial.reports.compare.pairing import SampleChanges
+    from fairtrial.reports.render.document import Document
 
 type Verdict = Literal["better", "worse", "higher", "lower", "as good as", "no detectable difference", "unknown"]
 """What a candidate is to the baseline. "higher" and "lower" are for metrics of which nobody said which way is better;
@@ -232,14 +236,17 @@ class FlippedSamples(Sequence[Flip]):
         return f"<{len(self)} flipped samples>"
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonRecord:
-    """Candidates compared with one baseline: `comparison["terse"]["passed"].verdict`.
+@first_is(Side)
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Renderable):
+    """Candidates against one baseline: `comparison["terse"]["passed"].verdict`, or print it.
 
     `tests` counts the tests that were made together, for which adjusted p-values allow; with a plan, the primary metric
-    and the others are adjusted separately. `plan` says whether the comparison is as planned; None without a plan.
+    and the others are adjusted separately. `print(comparison.in_detail())` shows the tests, the trials and the
+    comparison without errors too. `plan` says whether it is as planned; None without a plan.
     """
 
+    json_format: ClassVar[str] = "fairtrial.comparison/1"
     baseline: Side
     candidates: tuple[CandidateComparison, ...]
     alpha: float
@@ -278,6 +285,60 @@ class ComparisonRecord:
         wanted = self.candidates[0] if candidate is None else self[candidate]
         place = self.candidates.index(wanted)
         return FlippedSamples(self.changes[place].ids_of(direction), self.sources[0], self.sources[place + 1])
+
+    def document(self, cases: int) -> Document:
+        """Return what is shown, with at most `cases` flipped samples in each direction."""
+        from fairtrial.reports.compare.document import comparison_document
+
+        return comparison_document(self, cases)
+
+    def in_detail(self) -> DetailedComparison:
+        """Return the same comparison, to be printed with every detail."""
+        return DetailedComparison(self)
+
+    def to_latex(self) -> str:
+        """Return the table of differences for a paper; it needs no LaTeX package, and foreign text is escaped."""
+        from fairtrial.reports.compare.methods import comparison_table
+
+        return comparison_table(self)
+
+    def methods(self) -> str:
+        """Return a paragraph for the methods section of a paper, made of what was done."""
+        from fairtrial.reports.compare.methods import methods_paragraph
+
+        return methods_paragraph(self)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(one.name for one in self.candidates)} with {self.baseline.name}>"
+
+
+class DetailedComparison(Renderable):
+    """A comparison that is printed with every detail."""
+
+    __slots__ = ("comparison",)
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    def document(self, cases: int) -> Document:
+        """Return what is shown, with at most `cases` flipped samples in each direction."""
+        from fairtrial.reports.compare.document import comparison_document
+
+        return comparison_document(self.comparison, cases, detailed=True)
+
+
+class ComparedReport(Renderable):
+    """The report of a run, shown with comparisons of its experiments with a baseline."""
+
+    def __init__(self, report: EvalReport, comparisons: Sequence[Comparison]) -> None:
+        self._report = report
+        self._comparisons = tuple(comparisons)
+
+    def document(self, cases: int) -> Document:
+        """Return what is shown: the report, with the comparisons before the list of trials."""
+        from fairtrial.reports.compare.document import report_with_comparisons
+
+        return report_with_comparisons(self._report, self._comparisons, cases)
 
 
 def _named(metrics: Sequence[MetricComparison], metric: str) -> MetricComparison:

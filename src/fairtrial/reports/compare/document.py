@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
+from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
-from fairtrial.reports.compare.comparison import (
-    CandidateComparison,
-    ComparisonRecord,
-    Direction,
-    Flip,
-    FlippedSamples,
-    MetricComparison,
-    SliceComparison,
-)
-from fairtrial.reports.figures.experiment import ExperimentAnalysis
 from fairtrial.reports.figures.metrics import is_ratio, is_verdict, verdict_column
 from fairtrial.reports.render import plots
 from fairtrial.reports.render.document import (
@@ -28,6 +18,7 @@ from fairtrial.reports.render.document import (
     Conclusion,
     Content,
     Document,
+    Heading,
     Plot,
     Remarks,
     Section,
@@ -36,8 +27,20 @@ from fairtrial.reports.render.document import (
     TrialDetails,
 )
 from fairtrial.reports.render.safe_text import sample_title, shown
-from fairtrial.reports.render.trials import sample_of
+from fairtrial.reports.report import EvalReport, ExperimentReport
+from fairtrial.reports.report.trials import sample_of
 from fairtrial.trials.result import EvalResult
+
+if TYPE_CHECKING:
+    from fairtrial.reports.compare.comparison import (
+        CandidateComparison,
+        Comparison,
+        Direction,
+        Flip,
+        FlippedSamples,
+        MetricComparison,
+        SliceComparison,
+    )
 
 TONES: dict[str, Tone] = {
     "better": "good",
@@ -62,14 +65,7 @@ _SPOKEN_METRICS, _SPOKEN_CANDIDATES = 3, 2
 SHOWN_REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonInDetail:
-    """A comparison to be shown with every detail."""
-
-    comparison: ComparisonRecord
-
-
-def comparison_document(comparison: ComparisonRecord, cases: int, *, detailed: bool = False) -> Document:
+def comparison_document(comparison: Comparison, cases: int, *, detailed: bool = False) -> Document:
     """Return the document, with at most `cases` flipped samples in each direction; pages show every detail."""
     detailed = detailed or cases > 0
     candidates = comparison.candidates
@@ -89,7 +85,20 @@ def comparison_document(comparison: ComparisonRecord, cases: int, *, detailed: b
     return Document(_title(comparison), tuple(_about(comparison)), tuple(blocks))
 
 
-def _title(comparison: ComparisonRecord) -> str:
+def report_with_comparisons(report: EvalReport, comparisons: Sequence[Comparison], cases: int) -> Document:
+    """Return the document of a report, with the comparisons before the list of trials."""
+    whole = report.document(cases)
+    trials = [block for block in whole.blocks if isinstance(block, Cases)]
+    blocks: list[Block] = [block for block in whole.blocks if not isinstance(block, Cases)]
+    for comparison in comparisons:
+        found = comparison_document(comparison, cases)
+        blocks += [Heading(found.title, found.about), *found.blocks]
+    if cases and trials:
+        blocks.append(Heading(report.run.name))
+    return Document(whole.title, whole.about, (*blocks, *trials))
+
+
+def _title(comparison: Comparison) -> str:
     """Return the title: candidate against baseline, with their runs; a run that both sides share is named once."""
     sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
     names, prefix = [side.name for side in sides], ""
@@ -103,7 +112,7 @@ def _title(comparison: ComparisonRecord) -> str:
     return f"{prefix}{candidates} against {names[0]}"
 
 
-def _about(comparison: ComparisonRecord) -> Iterator[str]:
+def _about(comparison: Comparison) -> Iterator[str]:
     """Yield whether it is as planned, and how many samples were matched; one line if all candidates have as many."""
     if comparison.plan is not None:
         yield comparison.plan.sentence
@@ -151,7 +160,7 @@ def _matched(candidate: CandidateComparison) -> str:
     return f"{formatting.count(candidate.matched, 'sample')} on both sides; {unmatched}{edited}"
 
 
-def _verdicts(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[Conclusion]:
+def _verdicts(comparison: Comparison, *, detailed: bool) -> Iterator[Conclusion]:
     """A sentence for each verdict. Of many metrics the first and those that differ; of many candidates, the open ones
     of a metric share a sentence unless all details are asked for.
     """
@@ -172,7 +181,7 @@ def _verdicts(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[Concl
 
 
 def _rows(
-    comparison: ComparisonRecord, row: Iterable[tuple[CandidateComparison, tuple[Content, ...]]]
+    comparison: Comparison, row: Iterable[tuple[CandidateComparison, tuple[Content, ...]]]
 ) -> tuple[tuple[Content, ...] | Section, ...]:
     """Yield rows, under the name of their candidate if there are several."""
     rows: list[tuple[Content, ...] | Section] = []
@@ -185,7 +194,7 @@ def _rows(
     return tuple(rows)
 
 
-def _differences(comparison: ComparisonRecord) -> Table:
+def _differences(comparison: Comparison) -> Table:
     unit = any(is_verdict(metric.metric) for candidate in comparison.candidates for metric in candidate.metrics)
     pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     undeclared = all(metric.lower_is_better is None for _, metric in pairs)
@@ -249,7 +258,7 @@ def _bar(metric: MetricComparison, scale: float) -> Bar | None:
     return Bar(metric.low, metric.difference, metric.high, -scale, scale, mark=0.0)
 
 
-def _tests(comparison: ComparisonRecord) -> Table:
+def _tests(comparison: Comparison) -> Table:
     several = comparison.tests > 1
     columns = (
         Column("metric", "left", name=True),
@@ -313,7 +322,7 @@ def _slice(part: SliceComparison, metric: MetricComparison, scale: float, *, nam
     )
 
 
-def _sides(comparison: ComparisonRecord) -> Table:
+def _sides(comparison: Comparison) -> Table:
     columns = (
         Column("side", "left", name=True),
         Column("run", "left", name=True),
@@ -331,7 +340,7 @@ def _sides(comparison: ComparisonRecord) -> Table:
     return Table("Trials (failed: task errors and timeouts, which count as failures)", columns, tuple(rows))
 
 
-def _remarks(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[str]:
+def _remarks(comparison: Comparison, *, detailed: bool) -> Iterator[str]:
     yield from () if comparison.plan is None else comparison.plan.lines
     yield from comparison.warnings
     drawn = [metric.drawn for candidate in comparison.candidates for metric in candidate.metrics]
@@ -369,7 +378,7 @@ def _remarks(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[str]:
         yield from (f"{whose}{warning}" for warning in candidate.warnings)
 
 
-def count_tests(comparison: ComparisonRecord) -> tuple[int, int]:
+def count_tests(comparison: Comparison) -> tuple[int, int]:
     """Return the numbers of tests of the primary metric of a plan, and of all others; 0 and all without a plan."""
     primary = 0
     for candidate in comparison.candidates:
@@ -390,7 +399,7 @@ def _scored_only(metric: MetricComparison) -> str:
     )
 
 
-def _plots(comparison: ComparisonRecord) -> Iterator[Block]:
+def _plots(comparison: Comparison) -> Iterator[Block]:
     several = len(comparison.candidates) > 1
     pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     scale = _scale(metric for _, metric in pairs)
@@ -427,9 +436,9 @@ def _plots(comparison: ComparisonRecord) -> Iterator[Block]:
         yield Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed"))
 
 
-def _parts(comparison: ComparisonRecord) -> list[ExperimentAnalysis]:
+def _parts(comparison: Comparison) -> list[ExperimentReport]:
     """Return the compared experiments, baseline first; empty if the comparison was made from numbers alone."""
-    return [ExperimentAnalysis.read(source) for source in comparison.sources]
+    return [ExperimentReport.read(source) for source in comparison.sources]
 
 
 def _describe(metric: MetricComparison) -> str:
@@ -440,7 +449,7 @@ def _describe(metric: MetricComparison) -> str:
 _DIRECTIONS: tuple[tuple[str, Direction], ...] = (("Lost", "lost"), ("Gained", "gained"))
 
 
-def _flips(comparison: ComparisonRecord, limit: int) -> Iterator[Block]:
+def _flips(comparison: Comparison, limit: int) -> Iterator[Block]:
     for candidate in comparison.candidates:
         whose = f" by {candidate.name}" if len(comparison.candidates) > 1 else ""
         for name, direction in _DIRECTIONS:

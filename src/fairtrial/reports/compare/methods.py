@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from fairtrial.base.formatting import count, level, listed, range_text, size_text
 from fairtrial.reports.compare.caveats import uncounted_remark
-from fairtrial.reports.compare.comparison import ComparisonRecord, MetricComparison
 from fairtrial.reports.compare.document import comparison_document, count_tests
 from fairtrial.reports.figures.analysis_plan import PlanCheck, date_text
 from fairtrial.reports.figures.metrics import is_ratio, is_verdict
 from fairtrial.reports.render.document import Cell, Column, Content, Section, Table
 from fairtrial.reports.render.safe_text import plain
+
+if TYPE_CHECKING:
+    from fairtrial.reports.compare.comparison import Comparison, MetricComparison
 
 _ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -31,7 +34,7 @@ def latex_text(text: str) -> str:
     return re.sub(r"([-'!?,])(?=[-'`,])", r"\1{}", escaped)  # Ligatures would join these.
 
 
-def comparison_table(comparison: ComparisonRecord) -> str:
+def comparison_table(comparison: Comparison) -> str:
     """Return the tables of a comparison, of all samples and of slices, as LaTeX."""
     document = comparison_document(comparison, 0)
     tables = [block for block in document.blocks if isinstance(block, Table) and block.rows]
@@ -66,12 +69,12 @@ def _cell(content: Content, column: Column) -> str:
 _POWER = 0.8  # Of the smallest detectable difference.
 
 
-def methods_paragraph(comparison: ComparisonRecord) -> str:
+def methods_paragraph(comparison: Comparison) -> str:
     """Return the paragraph as plain text on one line."""
     return plain(" ".join(_sentences(comparison)))
 
 
-def _sentences(comparison: ComparisonRecord) -> Iterator[str]:
+def _sentences(comparison: Comparison) -> Iterator[str]:
     yield from _samples(comparison)
     yield from _tests(comparison)
     yield from _adjustment(comparison)
@@ -81,11 +84,11 @@ def _sentences(comparison: ComparisonRecord) -> Iterator[str]:
     yield from _plan(comparison.plan)
 
 
-def _distinct(comparison: ComparisonRecord) -> list[MetricComparison]:
+def _distinct(comparison: Comparison) -> list[MetricComparison]:
     return [metric for one in comparison.candidates for metric in one.metrics if metric.same_as is None]
 
 
-def _samples(comparison: ComparisonRecord) -> Iterator[str]:
+def _samples(comparison: Comparison) -> Iterator[str]:
     candidates = comparison.candidates
     names = [one.name for one in candidates]
     sizes = sorted({one.matched for one in candidates})
@@ -103,7 +106,7 @@ def _samples(comparison: ComparisonRecord) -> Iterator[str]:
             yield f"Run {run.run_id} used its own results to decide when to stop; test and interval allow for it."
 
 
-def _tests(comparison: ComparisonRecord) -> Iterator[str]:
+def _tests(comparison: Comparison) -> Iterator[str]:
     ways: dict[tuple[str, str], dict[str, None]] = {}
     for metric in _distinct(comparison):
         if metric.test is not None and metric.method is not None:
@@ -119,7 +122,7 @@ def _tests(comparison: ComparisonRecord) -> Iterator[str]:
         yield "The verdicts of a judge were corrected by people's labels of some trials."
 
 
-def _adjustment(comparison: ComparisonRecord) -> Iterator[str]:
+def _adjustment(comparison: Comparison) -> Iterator[str]:
     primary, others = count_tests(comparison)
     alpha = f"{comparison.alpha:g}"
     if primary and comparison.plan is not None:
@@ -134,7 +137,7 @@ def _adjustment(comparison: ComparisonRecord) -> Iterator[str]:
         yield f"The level of the test is {alpha}."
 
 
-def _slices(comparison: ComparisonRecord) -> Iterator[str]:
+def _slices(comparison: Comparison) -> Iterator[str]:
     slices = [part for one in comparison.candidates for part in one.slices]
     if not slices:
         return
@@ -148,7 +151,7 @@ def _slices(comparison: ComparisonRecord) -> Iterator[str]:
         yield f"Whether changes differ between slices was assessed {how}."
 
 
-def _missing(comparison: ComparisonRecord) -> Iterator[str]:
+def _missing(comparison: Comparison) -> Iterator[str]:
     sides = [comparison.baseline, *(one.candidate for one in comparison.candidates)]
     failures, missing = sum(side.failures for side in sides), sum(side.missing for side in sides)
     if failures:
@@ -169,13 +172,13 @@ def _missing(comparison: ComparisonRecord) -> Iterator[str]:
                 yield f"Whatever they would have been, {whose} is {worst}."
 
 
-def _counted(comparison: ComparisonRecord, failures: int) -> str:
+def _counted(comparison: Comparison, failures: int) -> str:
     if all(metric.uncounted for metric in _distinct(comparison)):
         return ""
     return f" and counted as {'a failure' if failures == 1 else 'failures'}"
 
 
-def _size(comparison: ComparisonRecord) -> Iterator[str]:
+def _size(comparison: Comparison) -> Iterator[str]:
     adaptive = any(source.run.noted.is_adaptive for source in comparison.sources)
     sizes = dict.fromkeys((metric.metric, metric.smallest_difference) for metric in _distinct(comparison))
     for name, size in () if adaptive else sizes:

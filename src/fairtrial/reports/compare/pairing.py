@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.base.formatting import count
 from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.column_samples import StoredIds
 from fairtrial.reports.figures.columns import ChangedContents, Columns, FloatArray, IntArray, compare_contents, take_ids
 from fairtrial.reports.figures.estimates import difference_at_any_time
@@ -34,6 +35,7 @@ from fairtrial.reports.figures.metrics import (
     quantile_name,
     widen,
 )
+from fairtrial.reports.figures.rules import checked_smallest_difference
 from fairtrial.stats import (
     Interval,
     JudgedTrials,
@@ -76,16 +78,22 @@ class ChangedSamples:
 _NAMED = 3  # Changed samples of a kind that are named.
 
 
+def names_of(names: Collection[str]) -> tuple[str, ...]:
+    """Return names as a tuple; a text is one name."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
     """Settings of a comparison; `bounds` are ranges of metrics, None for a metric without limits.
 
-    `primary` is the metric that a plan tests on its own; None without a plan.
+    Of latency, tokens and cost less is always better. `primary` is the metric that a plan tests on its own; None
+    without a plan.
     """
 
     alpha: float = 0.05
     power: float = 0.8
-    lower_is_better: frozenset[str] = frozenset(COSTS)
+    lower_is_better: frozenset[str] = frozenset()
     bounds: Mapping[str, Range | None] = field(default=EMPTY)
     test: Literal["midp", "exact"] = "midp"
     draws: int | None = None
@@ -93,6 +101,31 @@ class ComparisonSettings:
     smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE
     higher_is_better: frozenset[str] = frozenset()
     primary: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        alpha: float,
+        lower_is_better: Collection[str],
+        higher_is_better: Collection[str],
+        smallest_difference_that_matters: float | Mapping[str, float],
+        **others: Any,
+    ) -> ComparisonSettings:
+        """Return settings that a user chose. One name stands for a list of one.
+
+        Raises:
+            ConfigurationError: alpha is no probability, or the smallest difference is not above 0.
+        """
+        if not 0 < alpha < 1:
+            raise ConfigurationError(f"alpha must be between 0 and 1, such as 0.05 (got {alpha})")
+        return cls(
+            alpha=alpha,
+            lower_is_better=frozenset(names_of(lower_is_better)),
+            higher_is_better=frozenset(names_of(higher_is_better)),
+            smallest_difference_that_matters=checked_smallest_difference(smallest_difference_that_matters),
+            **others,
+        )
 
     @property
     def level(self) -> float:
@@ -102,7 +135,7 @@ class ComparisonSettings:
     def lower(self, metric: str) -> bool | None:
         """Return True if lower is better for a metric; None if the direction is not declared."""
         metric = measured_metric(metric)
-        if metric in self.lower_is_better:
+        if metric in COSTS or metric in self.lower_is_better:
             return True
         known = metric in (PASSED, VALUE, REWARD) or is_verdict(metric) or metric in self.higher_is_better
         return False if known else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from fairtrial.base.formatting import count
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports.figures.metrics import PASSED, SMALLEST_DIFFERENCE
+from fairtrial.reports.figures.metrics import PASSED, SMALLEST_DIFFERENCE, ExperimentSource
 from fairtrial.reports.figures.rules import GateRules, known_keys, load_table
+from fairtrial.store.notes import PlanNote
+from fairtrial.store.protocol import RESUMABLE, RunRecord
 from fairtrial.trials.config import check_history
 
 TABLE = "plan"
@@ -206,6 +208,74 @@ class PlanCheck:
 def date_text(moment: float) -> str:
     """Format the date of a moment, in UTC."""
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The plan in force in a run, and its note."""
+
+    run: RunRecord
+    note: PlanNote
+    plan: AnalysisPlan
+    readable: bool = True  # False if a later version has stored it, or if it is damaged.
+
+    @property
+    def in_use(self) -> AnalysisPlan | None:
+        """The plan, if this version can read it."""
+        return self.plan if self.readable else None
+
+    def check(self, deviations: Iterator[str]) -> PlanCheck:
+        """Return the check of an analysis, with its deviations."""
+        found = tuple(dict.fromkeys(deviations)) if self.readable else ("this version cannot read the plan",)
+        return PlanCheck(self.note.digest, self.note.given_at, self.plan.primary, found, self.note.content)
+
+
+def plan_of(run: RunRecord) -> RunPlan | None:
+    """Return the plan in force: the last one before the first result, else the first one after it."""
+    notes = run.noted.plans
+    if not notes:
+        return None
+    note = next((note for note in reversed(notes) if not note.results), notes[0])
+    try:
+        return RunPlan(run, note, AnalysisPlan.from_mapping(note.content))
+    except ConfigurationError:
+        return RunPlan(run, note, AnalysisPlan(), readable=False)
+
+
+def plan_of_sides(sources: Sequence[ExperimentSource]) -> RunPlan | None:
+    """Return the plan of a comparison: that of the first candidate that has one, else the baseline's."""
+    return next((plan for source in (*sources[1:], *sources[:1]) if (plan := plan_of(source.run))), None)
+
+
+def check_run(run: RunRecord) -> PlanCheck | None:
+    """Check a run against its plan; None without one."""
+    planned = plan_of(run)
+    return None if planned is None else planned.check(run_deviations(run, planned))
+
+
+def run_deviations(run: RunRecord, planned: RunPlan, *, sized: bool = True) -> Iterator[str]:
+    """Yield what in a run is not as planned; with `sized`, also too few samples."""
+    plan, note = planned.plan, planned.note
+    if note.results:
+        yield f"the plan was given to {run.name} after {count(note.results, 'result')}"
+    for other in run.noted.plans:
+        if other.results and other.digest != note.digest:
+            yield (
+                f"another plan ({other.digest[:8]}) was given to {run.name} on {date_text(other.given_at)}, after "
+                f"{count(other.results, 'result')}; it is not used"
+            )
+    if note.earlier:
+        yield f"{', '.join(note.earlier)} ran the same code on the same samples before {run.name} had a plan"
+    if run.parent_run is not None:
+        yield f"{run.name} scores the outputs of run {run.parent_run} again"
+    if run.noted.is_adaptive:
+        yield f"{run.name} used its own results to decide when to stop"
+    elif run.status == "stopped" or run.status in RESUMABLE:
+        yield f"{run.name} ended early ({run.status})"
+    if sized and plan.samples is not None and run.dataset_size < plan.samples:
+        yield f"{run.name} has {count(run.dataset_size, 'sample')}, planned were {plan.samples:,}"
+    if run.repeats != plan.repeats:
+        yield f"{run.name} has {count(run.repeats, 'repeat')}, planned was {plan.repeats:,}"
 
 
 def _names(what: str, value: object) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ import numpy as np
 
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import UnknownRunError
+from fairtrial.reports.figures.analysis_plan import plan_of
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray
 from fairtrial.reports.figures.estimates import Estimate, HistoryEstimate
 from fairtrial.reports.figures.metrics import ExperimentSource, View
-from fairtrial.reports.plan.plan_check import plan_of
 from fairtrial.stats import history_mean
 from fairtrial.store.protocol import RunRecord, RunStore
 

@@ -1,12 +1,13 @@
-"""Group results and summarize them."""
+"""Group results and summarize them, or their sums."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from fairtrial.store.protocol import SampleMeans
+from fairtrial.reports.figures.metrics import ERRORS
+from fairtrial.store.protocol import SampleMeans, Totals
 from fairtrial.store.totals import SampleSums, sample_means
 from fairtrial.trials.result import EvalResult
 
@@ -70,3 +71,125 @@ def describe(
         "pass_rate_all": means.pass_rate_all,
         "errors": errors,
     }
+
+
+_ROUNDING = 1e-15
+
+
+class TotalsAnalysis:
+    """Figures from the sums of an experiment, or of a slice of one."""
+
+    def __init__(self, totals: Totals) -> None:
+        self.totals = totals
+
+    @property
+    def total(self) -> int:
+        """Trials with a result, of any outcome."""
+        return sum(self.totals.outcomes.values()) - self.totals.outcomes.get("not_run", 0)
+
+    @property
+    def successful(self) -> int:
+        """Trials that were scored."""
+        return self.totals.outcomes.get("scored", 0)
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """The number of trials for each kind of error that occurred."""
+        return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
+
+    @property
+    def means(self) -> SampleMeans:
+        """The means over samples: the one place that makes a pass rate of stored results.
+
+        Where all samples have as many scored trials, they are those over trials.
+        """
+        totals = self.totals
+        if totals.sample_means is not None:
+            return totals.sample_means
+        passed, value, scored, finished = totals.passed, totals.value_sum, self.successful, self.total
+        return sample_means((scored, passed, value, totals.reward_sum, finished, passed, value))
+
+    @property
+    def pass_rate(self) -> float | None:
+        """The mean over samples of the share of a sample's scored trials that passed."""
+        return self.means.pass_rate
+
+    @property
+    def pass_rate_all(self) -> float | None:
+        """The mean over samples of the share of a sample's finished trials that passed: an error is a failure."""
+        return self.means.pass_rate_all
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean over samples of the mean value of a sample's scored trials."""
+        return self.means.mean_score
+
+    @property
+    def mean_score_all(self) -> float | None:
+        """The mean over samples of the mean value of a sample's finished trials: an error counts as 0."""
+        return self.means.mean_score_all
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean over samples of the mean reward of scored trials; the mean score unless metrics have weights."""
+        return self.means.mean_reward
+
+    @property
+    def mean_latency_ms(self) -> float | None:
+        """The mean duration of the task, in milliseconds."""
+        return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens of the task's model calls."""
+        return self.totals.input_tokens + self.totals.output_tokens
+
+    @property
+    def cost_usd(self) -> float | None:
+        """The cost of the task's model calls; None if no price is known."""
+        return self.totals.cost_usd
+
+    @property
+    def judge_cost_usd(self) -> float | None:
+        """The cost of the judges' model calls; None if no price is known."""
+        return self.totals.judge_cost_usd
+
+    @property
+    def cache_hits(self) -> int:
+        """Model calls answered by the response cache."""
+        return self.totals.cache_hits
+
+    @property
+    def unpriced_calls(self) -> int:
+        """Model calls of tasks and judges without a known price: if there are any, costs are lower bounds."""
+        return self.totals.unpriced_calls + self.totals.unpriced_judge_calls
+
+    @property
+    def cut_off_calls(self) -> int:
+        """Answers to the task that were cut off by a token limit."""
+        return self.totals.cut_off_calls
+
+    @property
+    def refused_calls(self) -> int:
+        """Calls of the task that the model or a filter declined."""
+        return self.totals.refused_calls
+
+    @property
+    def unknown_endings(self) -> Mapping[str, int]:
+        """Answers to the task by the unknown reason with which they ended."""
+        return self.totals.unknown_endings
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
+
+        `summarize` says what is in it, and gives the same figures for any results.
+        """
+        totals, count = self.totals, self.successful
+        mean = totals.reward_sum / count if count else 0.0
+        squares = totals.reward_squares - count * mean * mean
+        if squares < totals.reward_squares * count * _ROUNDING:
+            squares = 0.0  # All rewards are equal: the rest is rounding of two large sums.
+        low = math.inf if totals.reward_min is None else totals.reward_min
+        high = -math.inf if totals.reward_max is None else totals.reward_max
+        return describe(count, self.total - count, self.means, squares, low, high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,16 +20,6 @@ from fairtrial.store.rows import OUTCOME_NAMES, OUTCOMES
 
 if TYPE_CHECKING:
     from fairtrial.reports.figures.estimates import Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class TrialRows:
-    """Rows of trials with their columns; `more` is true if there are others."""
-
-    run: RunRecord
-    columns: tuple[str, ...]
-    rows: tuple[Mapping[str, Any], ...]
-    more: bool
 
 
 type Mask = NDArray[np.bool_]

@@ -1,16 +1,20 @@
-"""The document of a gate: the decision, then the requirement and result of each rule."""
+"""The document of a gate: the decision, then the requirement and result of each rule; and its test cases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING
 
 from fairtrial.base import formatting
 from fairtrial.base.formatting import bound_text, end_text, margin_text, open_range
 from fairtrial.reports.compare.document import change, comparison_document, span
 from fairtrial.reports.figures.metrics import is_ratio, is_verdict
 from fairtrial.reports.gate.checks import GateCheck
-from fairtrial.reports.gate.decision import GateRecord
 from fairtrial.reports.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
+from fairtrial.reports.render.files import attributes, case, content, properties, write_suites
+
+if TYPE_CHECKING:
+    from fairtrial.reports.gate.gate import GateResult
 
 MOST_REASONS = 6
 """So many reasons beside the first are shown; of more, how many there are."""
@@ -18,7 +22,7 @@ MOST_REASONS = 6
 _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
 
 
-def gate_document(result: GateRecord, cases: int) -> Document:
+def gate_document(result: GateResult, cases: int) -> Document:
     """Return the document, with at most `cases` flipped samples in each direction."""
     plan = result.plan
     first, *rest = result.reasons or ("",)
@@ -36,13 +40,13 @@ def gate_document(result: GateRecord, cases: int) -> Document:
     return Document(f"gate: {result.candidate}{against}", about, tuple(blocks))
 
 
-def _exact(result: GateRecord) -> tuple[str, ...]:
+def _exact(result: GateResult) -> tuple[str, ...]:
     """Say why the interval of a rate is not that of its report."""
     differs = any("(exact " in reason for reason in result.reasons)
     return ("Gates use the exact interval of a rate, which is not that of reports.",) if differs else ()
 
 
-def _summed_up(reasons: Sequence[str], result: GateRecord) -> Iterator[str]:
+def _summed_up(reasons: Sequence[str], result: GateResult) -> Iterator[str]:
     """Yield the first reasons and, of a gate with many slices, how many there are in all: the table has each."""
     if len(reasons) <= MOST_REASONS:
         yield from reasons
@@ -89,7 +93,7 @@ def _bar(check: GateCheck) -> Bar | None:
     return Bar(check.low, check.value, check.high, -reach, reach, mark=-check.bound)
 
 
-def _checks(result: GateRecord) -> Table:
+def _checks(result: GateResult) -> Table:
     columns = (
         Column("rule", "left", name=True),
         Column("decision", "left"),
@@ -110,3 +114,30 @@ def _checks(result: GateRecord) -> Table:
         for check in result.checks
     ]
     return Table("Rules", columns, tuple(rows))
+
+
+def write_rules(result: GateResult, file: IO[str]) -> None:
+    """Write a test case for each rule: a failed rule is a failure, an inconclusive one an error."""
+    counts = {
+        status: sum(check.status == status for check in result.checks) for status in ("pass", "fail", "inconclusive")
+    }
+    facts = {
+        "name": f"gate.{result.candidate}",
+        "tests": len(result.checks),
+        "failures": counts["fail"],
+        "errors": counts["inconclusive"],
+        "skipped": 0,
+        "time": "0.000",
+    }
+    write_suites(file, "gate", [(facts, _rule_cases(result))])
+
+
+def _rule_cases(result: GateResult) -> Iterator[str]:
+    for check in result.checks:
+        figures = {name: getattr(check, name) for name in ("value", "low", "high", "bound", "n", "p")}
+        inside = [*properties({name: "" if value is None else value for name, value in figures.items()})]
+        if check.status != "pass":
+            element = "failure" if check.status == "fail" else "error"
+            told = attributes(type=check.status, message=check.reason)
+            inside.append(f"<{element}{told}>{content(check.reason)}</{element}>")
+        yield case(f"gate.{result.candidate}", rule(check), 0.0, inside)

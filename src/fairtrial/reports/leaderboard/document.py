@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
 from fairtrial.reports.compare.document import SHORT, TONES, mean_of, span
 from fairtrial.reports.figures.metrics import is_verdict
-from fairtrial.reports.leaderboard.table import LeaderboardEntry, LeaderboardRecord
 from fairtrial.reports.render.document import Cell, Column, Conclusion, Content, Document, Remarks, Table, Tone
 
+if TYPE_CHECKING:
+    from fairtrial.reports.leaderboard.table import Leaderboard, LeaderboardEntry
 
-def leaderboard_document(leaderboard: LeaderboardRecord, cases: int) -> Document:
-    """Return the document; a leaderboard has no single trials, whatever `cases` is."""
+
+def leaderboard_document(leaderboard: Leaderboard) -> Document:
+    """Return the document of a leaderboard."""
     sentence = leaderboard.sentence.removeprefix(f"{leaderboard.metric}: ")
     tone: Tone = "good" if len(leaderboard.may_be_best) == 1 else ""
     remarks = [*leaderboard.warnings]
@@ -27,12 +30,12 @@ def leaderboard_document(leaderboard: LeaderboardRecord, cases: int) -> Document
     )
 
 
-def _some_are_not_best(leaderboard: LeaderboardRecord) -> bool:
+def _some_are_not_best(leaderboard: Leaderboard) -> bool:
     """Return whether to show P(best): where any system may be the best, it looks like a ranking that is none."""
     return len(leaderboard.may_be_best) < len(leaderboard.systems)
 
 
-def _probably_best(leaderboard: LeaderboardRecord) -> Iterator[str]:
+def _probably_best(leaderboard: Leaderboard) -> Iterator[str]:
     """Explain a P(best) that says more than the rank interval in the same row."""
     for entry in leaderboard.systems:
         if entry.best is not None and entry.best > 1 - leaderboard.alpha and entry.rank_high > 1:
@@ -43,14 +46,14 @@ def _probably_best(leaderboard: LeaderboardRecord) -> Iterator[str]:
             )
 
 
-def _about(leaderboard: LeaderboardRecord) -> str:
+def _about(leaderboard: Leaderboard) -> str:
     samples = formatting.count(leaderboard.n, "sample")
     clusters = "" if leaderboard.clusters is None else f" in {formatting.count(leaderboard.clusters, 'cluster')}"
     better = "; lower is better" if leaderboard.lower_is_better else ""
     return f"{samples}{clusters} that every system has{better}"
 
 
-def _table(leaderboard: LeaderboardRecord) -> Table:
+def _table(leaderboard: Leaderboard) -> Table:
     level = formatting.level(1 - leaderboard.alpha)
     columns = [
         Column("rank"),
@@ -69,7 +72,7 @@ def _table(leaderboard: LeaderboardRecord) -> Table:
     return Table(caption, tuple(columns), rows)
 
 
-def _row(entry: LeaderboardEntry, leaderboard: LeaderboardRecord) -> tuple[Content, ...]:
+def _row(entry: LeaderboardEntry, leaderboard: Leaderboard) -> tuple[Content, ...]:
     metric = leaderboard.metric
     row: tuple[Content, ...] = (
         f"{entry.rank}",

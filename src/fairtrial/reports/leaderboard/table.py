@@ -1,11 +1,18 @@
-"""Records of a leaderboard."""
+"""A leaderboard, and what it consists of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+from fairtrial.base.frozen import first_is
+from fairtrial.base.types import JSON
 from fairtrial.reports.compare.comparison import Verdict
 from fairtrial.reports.compare.pairing import ChangedSamples
+from fairtrial.reports.render.renderable import Renderable
+
+if TYPE_CHECKING:
+    from fairtrial.reports.render.document import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,12 @@ class SystemPair:
     adjusted_p: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderboardRecord:
-    """Systems in the order of one metric, the best first: `leaderboard["terse"].rank_low`."""
+@first_is(str)
+@dataclass(frozen=True, slots=True, repr=False)
+class Leaderboard(Renderable):
+    """Systems in the order of one metric, the best first: `leaderboard["terse"].rank_low`, or print it."""
+
+    json_format: ClassVar[str] = "fairtrial.leaderboard/1"
 
     metric: str
     lower_is_better: bool
@@ -100,3 +110,16 @@ class LeaderboardRecord:
     def may_be_best(self) -> tuple[str, ...]:
         """The systems whose rank interval contains 1."""
         return tuple(one.name for one in self.systems if one.rank_low == 1)
+
+    def document(self, cases: int) -> Document:
+        """Return what is shown; a leaderboard has no single trials, whatever `cases` is."""
+        from fairtrial.reports.leaderboard.document import leaderboard_document
+
+        return leaderboard_document(self)
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return all figures as JSON values; docs/reference/json.md describes them."""
+        return {**Renderable.to_json(self), "may_be_best": list(self.may_be_best)}
+
+    def __repr__(self) -> str:
+        return f"<Leaderboard of {len(self.systems)} systems by {self.metric}>"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fairtrial.base import formatting
 from fairtrial.reports.figures.metrics import is_ratio, is_verdict
-from fairtrial.reports.plan.planning import PlanOption, SamplePlanRecord
 from fairtrial.reports.render.document import Cell, Column, Conclusion, Content, Document, Remarks, Table
 
+if TYPE_CHECKING:
+    from fairtrial.reports.plan.plan import PlanOption, SamplePlan
 
-def plan_document(plan: SamplePlanRecord, cases: int) -> Document:
-    """Return the document; a plan has no single trials, whatever `cases` is."""
-    del cases
+
+def plan_document(plan: SamplePlan) -> Document:
+    """Return the document of a plan."""
     title = f"plan for {plan.suite}" if plan.suite else "plan"
     answer, _, rest = plan.sentence.partition(": ")
     return Document(title, (), (Conclusion(answer, rest, ""), _options(plan), Remarks(plan.assumptions)))
 
 
-def _options(plan: SamplePlanRecord) -> Table:
+def _options(plan: SamplePlan) -> Table:
     clustered = any(option.clusters is not None for option in plan.options)
     priced = any(option.cost_usd is not None for option in plan.options)
     timed = any(option.duration_ms is not None for option in plan.options)

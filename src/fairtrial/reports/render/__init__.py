@@ -1,6 +1,5 @@
-"""Render records of `fairtrial.reports.figures` for terminals, Markdown, HTML, JSON and JUnit.
+"""Show anything in terminals, Markdown, HTML, JSON and JUnit.
 
-`documents.document_of` puts what a record says into a `Document`; `terminal`, `markdown` and `html` each show any
-document. `json_record` is the same for programs, `junit` for CI systems, `plots` the drawings, `safe_text` what makes
-foreign text safe to show.
+What can be shown is a `Renderable` and gives its own `Document`; `terminal`, `markdown` and `html` each show any
+document. `files` writes them, `plots` has the drawings, `safe_text` what makes foreign text safe to show.
 """

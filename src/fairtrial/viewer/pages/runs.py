@@ -11,11 +11,11 @@ from starlette.responses import Response, StreamingResponse
 
 from fairtrial.base.formatting import open_range, rate
 from fairtrial.errors import FairtrialError, UnknownRunError
-from fairtrial.reports.figures.experiment import TotalsAnalysis
+from fairtrial.reports.figures.summaries import TotalsAnalysis
 from fairtrial.reports.render.document import Bar
 from fairtrial.reports.render.html import bar_svg
 from fairtrial.reports.render.plots import IntervalRow, intervals
-from fairtrial.reports.render.run_json import listed_run
+from fairtrial.reports.report.run_json import listed_run
 from fairtrial.reports.run_names import rerun_command, resume_command
 from fairtrial.runs.run_lease import active_owner, with_current_status
 from fairtrial.store.numbers import NumberStore

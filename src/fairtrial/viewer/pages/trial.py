@@ -16,7 +16,7 @@ from fairtrial.errors import FairtrialError
 from fairtrial.models.judges.checks import rebuild_prompt
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
 from fairtrial.reports.render.safe_text import REPEATED_KEYS, envelopes, executions_text, value_text
-from fairtrial.reports.render.trials import trial_record
+from fairtrial.reports.report.trials import trial_record
 from fairtrial.reports.run_names import rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 
 from fairtrial.base.formatting import count, open_range, rate
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.reports.render.trials import trial_record
+from fairtrial.reports.report.trials import trial_record
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question

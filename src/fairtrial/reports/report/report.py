@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast, get_args, overload
 
 from fairtrial.base.codec import from_json
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError, StoreError
-from fairtrial.reports.compare.comparison import ComparisonRecord
-from fairtrial.reports.figures.experiment import ExperimentAnalysis, RunAnalysis, TotalsAnalysis
 from fairtrial.reports.figures.metrics import ERRORS, ExperimentSource, run_totals
 from fairtrial.reports.figures.summaries import group_by, summarize
-from fairtrial.reports.renderable import Renderable, WithTestCases
-from fairtrial.reports.results import Results, TrialTable, store_results
+from fairtrial.reports.render.renderable import WithTestCases
+from fairtrial.reports.report.experiment import ExperimentReport, RunReport
+from fairtrial.reports.report.results import Results, TrialTable, store_results
 from fairtrial.reports.run_names import find_run, name_of
-from fairtrial.store.export import ExportFormat
+from fairtrial.store.export import ExportFormat, export_results
 from fairtrial.store.open import find_database, open_store
 from fairtrial.store.portable import only_run, open_saved, save_run
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -33,55 +32,10 @@ if TYPE_CHECKING:
     from fairtrial.reports.figures.estimates import Estimate
     from fairtrial.stats import Interval
 
+_TABLES: tuple[str, ...] = get_args(ExportFormat.__value__)
+
 type ReportFormat = ExportFormat | Literal["html", "md", "json", "xml"]
 """Tables of results, one row per trial; or the report itself as a page, Markdown, JSON or JUnit XML."""
-
-
-class ExperimentReport(ExperimentAnalysis, WithTestCases):
-    """The figures of one experiment of a run. Undefined figures are None, never 0."""
-
-    def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
-        """Summarize the results for each value of a metadata key, or of a function of a result."""
-        if callable(key):
-            return {value: summarize(group) for value, group in group_by(self.results, key).items()}
-        groups = {
-            tuple(value) if isinstance(value, list) else value: TotalsAnalysis(totals).summary
-            for value, totals in self.store.group_totals(self.run.run_id, key)
-            if totals.experiment == self.name
-        }
-        if set(groups) == {None}:
-            keys = metadata_keys(self.store, self.run.run_id)
-            hint = f"it has {', '.join(keys)}" if keys else "its samples have no metadata"
-            raise ConfigurationError(f"no sample of run {self.run.run_id} has metadata {key!r}; {hint}")
-        return groups
-
-    @property
-    def results(self) -> Sequence[EvalResult]:
-        """The results, streamed from the store."""
-        return Results(self.store, self.run.run_id, sum(self.totals.outcomes.values()), experiment=self.name)
-
-    def failed_samples(self) -> Sequence[EvalResult]:
-        """The scored results that did not pass, streamed from the store."""
-        count = self.successful - self.totals.passed
-        return Results(self.store, self.run.run_id, count, experiment=self.name, passed=False)
-
-    def trials(self) -> TrialTable:
-        """Return the trials as a table that can be filtered, shown, and converted to pandas or polars."""
-        return TrialTable(self.store, self.run, experiment=self.name)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame with a row for every trial."""
-        return self.trials().to_pandas()
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return a polars DataFrame with a row for every trial."""
-        return self.trials().to_polars()
-
-    def _record(self) -> RunAnalysis:
-        return RunAnalysis(self.store, self.run, (self,))
-
-    def __repr__(self) -> str:
-        return f"<ExperimentReport {self.name} of {self.run.run_id}: {self.total} of {self.planned} trials>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +47,7 @@ class _Reading:
     results: Sequence[EvalResult[Any]]
 
 
-class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have defaults
+class EvalReport(RunReport, Generic[OutputT]):  # noqa: UP046 - they have defaults
     """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
 
     With one experiment its figures are here too; with several, `report["terse"].pass_rate` says whose is meant.
@@ -110,6 +64,8 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
         output_types: What the tasks of the experiments return, so that outputs of results have these types; without
             it they are JSON values, as stored.
     """
+
+    file_formats: ClassVar[tuple[str, ...]] = (*WithTestCases.file_formats, *_TABLES)
 
     @overload
     def __init__(self, store: RunStore, run: RunRecord, *, output_types: Mapping[str, Any] = EMPTY) -> None: ...
@@ -450,17 +406,16 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
 
         By default the format is that of the file's suffix. Only a few results are in memory at a time.
         """
-        from fairtrial.reports.render.files import write
-
-        write(self._record(), Path(path), format, name=type(self).__name__, tables=True)
+        chosen = self._file_format(path, format)
+        if chosen in _TABLES:
+            export_results(self.store, self.run_id, path, cast("ExportFormat", chosen))
+        else:
+            super().export(path, chosen)
 
     @property
     def parts(self) -> list[ExperimentReport]:
         """The experiments, in their order."""
         return [self[name] for name in self.experiments]
-
-    def _record(self) -> RunAnalysis:
-        return RunAnalysis(self.store, self.run, tuple(self.parts))
 
     def __repr__(self) -> str:
         return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"
@@ -478,24 +433,6 @@ def _check_types(store: object, run: object) -> None:
     )
 
 
-class ComparedReport(Renderable):
-    """The report of a run, shown with comparisons of its experiments with a baseline."""
-
-    def __init__(self, report: EvalReport, comparisons: Sequence[ComparisonRecord]) -> None:
-        self._report = report
-        self._comparisons = tuple(comparisons)
-
-    def _record(self) -> object:
-        from fairtrial.reports.render.documents import ReportAgainst
-
-        return ReportAgainst(self._report._record(), self._comparisons)
-
-
-def metadata_keys(store: RunStore, run_id: str) -> list[str]:
-    """Return the metadata keys of the samples of a run."""
-    return sorted({key for _, sample in store.samples(run_id) for key in sample.metadata})
-
-
 def source_of(report: EvalReport | ExperimentReport, example: str) -> ExperimentSource:
     """Return the source of a report's only experiment; with several, raise an error with the example."""
     if not isinstance(report, EvalReport | ExperimentReport):
@@ -508,4 +445,4 @@ def source_of(report: EvalReport | ExperimentReport, example: str) -> Experiment
 
 def sources_of(report: EvalReport | ExperimentReport) -> list[ExperimentSource]:
     """Return the sources of all experiments of a report."""
-    return [part.source for part in ([report] if isinstance(report, ExperimentReport) else report.parts)]
+    return [part.source for part in report.parts]

@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
+from fairtrial.reports.figures.analysis_plan import check_run
 from fairtrial.reports.figures.error_groups import read_error_groups
 from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
-from fairtrial.reports.figures.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.reports.figures.figures import Figures
 from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, code_versions, quantile_name
-from fairtrial.reports.plan.plan_check import check_run
 from fairtrial.reports.render import plots
 from fairtrial.reports.render.document import (
     Block,
@@ -26,7 +26,8 @@ from fairtrial.reports.render.document import (
     Section,
     Table,
 )
-from fairtrial.reports.render.remarks import (
+from fairtrial.reports.render.safe_text import plain, shown
+from fairtrial.reports.report.remarks import (
     TITLES,
     adaptive_remarks,
     bar,
@@ -36,9 +37,11 @@ from fairtrial.reports.render.remarks import (
     title_of,
     value,
 )
-from fairtrial.reports.render.safe_text import plain, shown
-from fairtrial.reports.render.trials import all_trials, failed_trials
-from fairtrial.store.protocol import RunRecord
+from fairtrial.reports.report.trials import all_trials, failed_trials
+from fairtrial.store.protocol import RunRecord, RunStore
+
+if TYPE_CHECKING:
+    from fairtrial.reports.report.experiment import ExperimentReport, RunReport
 
 _SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
 _MAY_REPEAT = (
@@ -59,27 +62,27 @@ _LOOKED_AT, _MOST_VALUES, _MOST_KEYS = 2_000, 12, 12
 _HARDLY = 0.05  # A smaller narrowing of the interval is not worth mentioning.
 
 
-def report_document(analysis: RunAnalysis, cases: int) -> Document:
+def report_document(report: RunReport, cases: int) -> Document:
     """Return the document of a run, or of some experiments, with details of at most `cases` trials."""
-    run, parts = analysis.run, analysis.parts
+    store, run, parts = report.store, report.run, report.parts
     figures = {part.name: part.figures for part in parts}
     estimates = _estimates_in_pairs(figures) if len(figures) > _WITH_BARS else [_estimates(figures)]
     blocks: list[Block] = [*estimates, *history_table(figures, _names(figures)), _counts(parts)]
     if any(part.errors for part in parts):
-        blocks.append(Remarks(tuple(_error_groups(analysis))))
+        blocks.append(Remarks(tuple(_error_groups(store, run, parts))))
     blocks += [*_per_trial(figures), _costs(parts)]
     if cases:
         blocks += _plots(figures)
-    blocks.append(Remarks(tuple(_remarks(run, parts, code_versions(analysis.store, run)))))
+    blocks.append(Remarks(tuple(_remarks(run, parts, code_versions(store, run)))))
     about = [_about(run, parts)]
     if (plan := check_run(run)) is not None:
         about.append(plan.sentence)
     if cases > _FEW:  # A page, to be read without the store: it has what every other screen can be asked for.
         about.append(_circumstances(run))
-        blocks += [_parameters(run, parts), _slices(analysis)]
-        blocks.append(all_trials(analysis.store, run, parts, cases * _PER_CASE))
+        blocks += [_parameters(run, parts), _slices(slice_keys(store, run), parts)]
+        blocks.append(all_trials(store, run, parts, cases * _PER_CASE))
     elif cases:
-        blocks += failed_trials(analysis.store, run, parts, cases)
+        blocks += failed_trials(store, run, parts, cases)
     return Document(_title(run), tuple(about), tuple(blocks))
 
 
@@ -91,7 +94,7 @@ def _circumstances(run: RunRecord) -> str:
     return f"{run.name}, started {started}{code}{tags}"
 
 
-def _parameters(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Table:
+def _parameters(run: RunRecord, parts: Sequence[ExperimentReport]) -> Table:
     """Return the table of the parameters of the experiments; empty if there are none."""
     params = {part.name: run.params.get(part.name) or {} for part in parts}
     given = {name: found if isinstance(found, Mapping) else {} for name, found in params.items()}
@@ -104,15 +107,15 @@ def _parameters(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Table:
     return Table("Parameters of the experiments", columns, rows if keys else ())
 
 
-def _slices(analysis: RunAnalysis) -> Table:
+def _slices(keys: Sequence[str], parts: Sequence[ExperimentReport]) -> Table:
     """Return the table of the pass rates of slices, for every metadata key with few values."""
     rows: list[tuple[Content, ...] | Section] = []
-    several = len(analysis.parts) > 1
-    for key in slice_keys(analysis):
+    several = len(parts) > 1
+    for key in keys:
         rows.append(Section(plain(key, limit=_NAME)))
         found = [
             (part.name, one)
-            for part in analysis.parts
+            for part in parts
             for one in slice_estimates(part.source, key)
             if any(estimate.name == "pass_rate" for estimate in one.estimates)
         ]
@@ -133,11 +136,11 @@ def one_of(part: SliceEstimates) -> str:
     return plain(part.name.partition(" = ")[2] or part.name, limit=_NAME)
 
 
-def slice_keys(analysis: RunAnalysis) -> list[str]:
+def slice_keys(store: RunStore, run: RunRecord) -> list[str]:
     """Return the metadata keys with two to `_MOST_VALUES` different texts in the first samples."""
     values: dict[str, set[str]] = {}
     seen = 0
-    for _, sample in islice(analysis.store.samples(analysis.run.run_id), _LOOKED_AT):
+    for _, sample in islice(store.samples(run.run_id), _LOOKED_AT):
         seen += 1
         for key, found in sample.metadata.items():
             if isinstance(found, str | bool):
@@ -150,7 +153,7 @@ def _title(run: RunRecord) -> str:
     return f"{plain(run.suite, limit=_NAME)}  run {run.run_id}, {run.status}{took}"
 
 
-def _about(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> str:
+def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
     total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
     dataset, evaluator = plain(run.dataset_name, limit=_NAME), plain(run.evaluator, limit=_NAME)
@@ -330,7 +333,7 @@ def _label(name: str, criteria: Sequence[str]) -> str:
     return f"{name}, mean" if name in criteria else _SHORT.get(name, title_of(name))
 
 
-def _counts(parts: Sequence[ExperimentAnalysis]) -> Table:
+def _counts(parts: Sequence[ExperimentReport]) -> Table:
     """Return the table of trials by outcome; dead letters only if there are any."""
     lost = any(part.errors.get("dead_letter") for part in parts)
     columns = [
@@ -352,11 +355,10 @@ def _counts(parts: Sequence[ExperimentAnalysis]) -> Table:
     return Table("", tuple(columns), tuple(rows))
 
 
-def _error_groups(analysis: RunAnalysis) -> Iterator[str]:
+def _error_groups(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]:
     """Yield the most frequent errors with their counts, and how many more there are."""
-    parts = analysis.parts
     only = parts[0].name if len(parts) == 1 else None
-    groups = read_error_groups(analysis.store, analysis.run.run_id, only)
+    groups = read_error_groups(store, run.run_id, only)
     total = sum(sum(part.errors.values()) for part in parts)
     read = sum(group.trials for group in groups)
     yield from map(str, groups[:_ERROR_GROUPS])
@@ -409,7 +411,7 @@ def reach(estimate: Estimate) -> str:
     return formatting.open_range(low, high)
 
 
-def _costs(parts: Sequence[ExperimentAnalysis]) -> Table:
+def _costs(parts: Sequence[ExperimentReport]) -> Table:
     judged = any(part.totals.judge_cost_usd is not None or part.totals.unpriced_judge_calls for part in parts)
     cached = any(part.cache_hits for part in parts)
     titles = [
@@ -446,7 +448,7 @@ def _origin(run: RunRecord) -> Iterator[str]:
             yield f"{remark[:1].upper()}{remark[1:]}."
 
 
-def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis], versions: int) -> Iterator[str]:
+def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -> Iterator[str]:
     yield from _origin(run)
     yield from () if (plan := check_run(run)) is None else plan.lines
     repeated = _repeated({part.name: part.figures for part in parts})

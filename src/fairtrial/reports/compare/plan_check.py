@@ -1,67 +1,20 @@
-"""Check analyses against the plan that was stored with a run before its first result."""
+"""Check comparisons and gates against the plan that was stored with a run before its first result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from fairtrial.base.formatting import bound_text, count, margin_text, rate, size_text
-from fairtrial.errors import ConfigurationError
-from fairtrial.reports.compare.comparison import ComparisonRecord, MetricComparison
-from fairtrial.reports.figures.analysis_plan import AnalysisPlan, PlanCheck, date_text
+from fairtrial.reports.compare.comparison import Comparison, MetricComparison
+from fairtrial.reports.figures.analysis_plan import AnalysisPlan, PlanCheck, RunPlan, plan_of, run_deviations
 from fairtrial.reports.figures.metrics import ExperimentSource, is_ratio, is_verdict
 from fairtrial.reports.figures.rules import GateRules
-from fairtrial.store.notes import PlanNote
-from fairtrial.store.protocol import RESUMABLE, RunRecord
 
 _DECLARED = ("lower_is_better", "higher_is_better", "bounds")  # What is declared of metrics.
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """The plan in force in a run, and its note."""
-
-    run: RunRecord
-    note: PlanNote
-    plan: AnalysisPlan
-    readable: bool = True  # False if a later version has stored it, or if it is damaged.
-
-    @property
-    def in_use(self) -> AnalysisPlan | None:
-        """The plan, if this version can read it."""
-        return self.plan if self.readable else None
-
-    def check(self, deviations: Iterator[str]) -> PlanCheck:
-        """Return the check of an analysis, with its deviations."""
-        found = tuple(dict.fromkeys(deviations)) if self.readable else ("this version cannot read the plan",)
-        return PlanCheck(self.note.digest, self.note.given_at, self.plan.primary, found, self.note.content)
-
-
-def plan_of(run: RunRecord) -> RunPlan | None:
-    """Return the plan in force: the last one before the first result, else the first one after it."""
-    notes = run.noted.plans
-    if not notes:
-        return None
-    note = next((note for note in reversed(notes) if not note.results), notes[0])
-    try:
-        return RunPlan(run, note, AnalysisPlan.from_mapping(note.content))
-    except ConfigurationError:
-        return RunPlan(run, note, AnalysisPlan(), readable=False)
-
-
-def plan_of_sides(sources: Sequence[ExperimentSource]) -> RunPlan | None:
-    """Return the plan of a comparison: that of the first candidate that has one, else the baseline's."""
-    return next((plan for source in (*sources[1:], *sources[:1]) if (plan := plan_of(source.run))), None)
-
-
-def check_run(run: RunRecord) -> PlanCheck | None:
-    """Check a run against its plan; None without one."""
-    planned = plan_of(run)
-    return None if planned is None else planned.check(_of_run(run, planned))
-
-
 def check_comparison(
-    planned: RunPlan | None, comparison: ComparisonRecord, slices: Sequence[str], chosen: Mapping[str, object]
+    planned: RunPlan | None, comparison: Comparison, slices: Sequence[str], chosen: Mapping[str, object]
 ) -> PlanCheck | None:
     """Check a comparison; `chosen` are settings that were asked for, by name, None where they were not."""
     return None if planned is None else planned.check(_of_comparison(planned, comparison, slices, chosen))
@@ -70,30 +23,6 @@ def check_comparison(
 def check_gate(planned: RunPlan | None, rules: GateRules, sources: Sequence[ExperimentSource]) -> PlanCheck | None:
     """Check the rules of a gate, and the runs that it is about."""
     return None if planned is None else planned.check(_of_gate(planned, rules, sources))
-
-
-def _of_run(run: RunRecord, planned: RunPlan, *, sized: bool = True) -> Iterator[str]:
-    plan, note = planned.plan, planned.note
-    if note.results:
-        yield f"the plan was given to {run.name} after {count(note.results, 'result')}"
-    for other in run.noted.plans:
-        if other.results and other.digest != note.digest:
-            yield (
-                f"another plan ({other.digest[:8]}) was given to {run.name} on {date_text(other.given_at)}, after "
-                f"{count(other.results, 'result')}; it is not used"
-            )
-    if note.earlier:
-        yield f"{', '.join(note.earlier)} ran the same code on the same samples before {run.name} had a plan"
-    if run.parent_run is not None:
-        yield f"{run.name} scores the outputs of run {run.parent_run} again"
-    if run.noted.is_adaptive:
-        yield f"{run.name} used its own results to decide when to stop"
-    elif run.status == "stopped" or run.status in RESUMABLE:
-        yield f"{run.name} ended early ({run.status})"
-    if sized and plan.samples is not None and run.dataset_size < plan.samples:
-        yield f"{run.name} has {count(run.dataset_size, 'sample')}, planned were {plan.samples:,}"
-    if run.repeats != plan.repeats:
-        yield f"{run.name} has {count(run.repeats, 'repeat')}, planned was {plan.repeats:,}"
 
 
 def _of_runs(planned: RunPlan, sources: Sequence[ExperimentSource]) -> Iterator[str]:
@@ -105,11 +34,11 @@ def _of_runs(planned: RunPlan, sources: Sequence[ExperimentSource]) -> Iterator[
         elif own.note.digest != planned.note.digest:
             yield f"{run.name} has another plan ({own.note.digest[:8]})"
         else:
-            yield from _of_run(run, own, sized=False)
+            yield from run_deviations(run, own, sized=False)
 
 
 def _of_comparison(
-    planned: RunPlan, comparison: ComparisonRecord, slices: Sequence[str], chosen: Mapping[str, object]
+    planned: RunPlan, comparison: Comparison, slices: Sequence[str], chosen: Mapping[str, object]
 ) -> Iterator[str]:
     plan, candidates = planned.plan, comparison.candidates
     metrics = dict.fromkeys(metric.metric for one in candidates for metric in one.metrics)

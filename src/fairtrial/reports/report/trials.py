@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairtrial.base import formatting
 from fairtrial.base.codec import to_json
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
-from fairtrial.reports.figures.experiment import ExperimentAnalysis
 from fairtrial.reports.figures.metrics import ERRORS
-from fairtrial.reports.figures.trial_columns import TrialRows
 from fairtrial.reports.render.document import (
     Block,
     Cases,
@@ -26,12 +24,16 @@ from fairtrial.reports.render.document import (
     Tone,
     TrialDetails,
 )
-from fairtrial.reports.render.run_json import moment
 from fairtrial.reports.render.safe_text import envelopes, sample_title, session_lines, shown
+from fairtrial.reports.report.run_json import moment
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.store.export import cell_text
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
+
+if TYPE_CHECKING:
+    from fairtrial.reports.report.experiment import ExperimentReport
+    from fairtrial.reports.report.results import TrialRows
 
 _PAGE_CHARACTERS = 12_000_000
 _SESSION_CUT = 20_000
@@ -39,7 +41,7 @@ _GLANCE = 160
 _CUT = 4_000
 
 
-def failed_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentAnalysis], limit: int) -> list[Block]:
+def failed_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int) -> list[Block]:
     """Return the errors and the trials that did not pass, up to a limit of each."""
     only = parts[0].name if len(parts) == 1 else None
     broken = sum(sum(part.errors.values()) for part in parts)
@@ -55,7 +57,7 @@ def failed_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentAna
     return blocks
 
 
-def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentAnalysis], limit: int) -> Block:
+def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int) -> Block:
     """Return every trial, to read and filter, up to a limit: errors first, then those that did not pass."""
     only = parts[0].name if len(parts) == 1 else None
     results = chain(
@@ -241,7 +243,7 @@ _TITLES = {"sample_id": "sample", "outcome": "result"}
 _FIGURES = ("value", "reward", "latency_ms", "tokens", "cost", "judge_cost", "repeat")
 
 
-def trials_document(record: TrialRows, cases: int) -> Document:
+def trials_document(record: TrialRows) -> Document:
     """Return a table of the rows; `outcome` and `passed` are combined into one column."""
     columns = [name for name in record.columns if name != "passed" or "outcome" not in record.columns]
     table = Table(

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import to_json
-from fairtrial.reports.figures.experiment import TotalsAnalysis
+from fairtrial.reports.figures.analysis_plan import check_run
+from fairtrial.reports.figures.error_groups import read_error_groups
+from fairtrial.reports.figures.metrics import code_versions
+from fairtrial.reports.figures.summaries import TotalsAnalysis
 from fairtrial.store.protocol import RunRecord, Totals
+
+if TYPE_CHECKING:
+    from fairtrial.reports.report.experiment import ExperimentReport, RunReport
+
+REPORT_FORMAT = "fairtrial.report/1"
+_ERROR_GROUPS = 20
 
 
 def moment(seconds: float | None) -> str | None:
@@ -40,6 +50,60 @@ def report_run(run: RunRecord, versions: int) -> dict[str, Any]:
         **_shared(run, "repeats", "evaluator"),
         "code_versions": versions,
         **_shared(run, "tags", "created_at", "finished_at", "notes"),
+    }
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """Return the JSON of the report of a run, or of one of its experiments."""
+    return {
+        "format": REPORT_FORMAT,
+        "run": report_run(report.run, code_versions(report.store, report.run)),
+        "experiments": [_part(part) for part in report.parts],
+        "plan": to_json(check_run(report.run)),
+    }
+
+
+def _part(part: ExperimentReport) -> dict[str, Any]:
+    figures, totals = part.figures, part.totals
+    split = figures.split
+    return {
+        "name": part.name,
+        "trials": {
+            "planned": part.planned,
+            "finished": part.total,
+            "scored": part.successful,
+            "passed": totals.passed,
+            "task_error": part.errors.get("task_error", 0),
+            "scorer_error": part.errors.get("scorer_error", 0),
+            "timeout": part.errors.get("timeout", 0),
+            "dead_letter": part.errors.get("dead_letter", 0),
+            "not_run": part.not_run,
+        },
+        "errors": [asdict(group) for group in read_error_groups(part.store, part.run.run_id, part.name)[:_ERROR_GROUPS]]
+        if part.errors
+        else [],
+        "level": figures.level,
+        "adaptive": figures.adaptive is not None,
+        "estimates": [asdict(estimate) for estimate in figures.estimates],
+        "per_trial": [asdict(estimate) for estimate in figures.per_trial],
+        "variance": None
+        if split is None
+        else {
+            "between": split.between,
+            "within": split.within,
+            "correlation": split.correlation,
+            "note": split.reason,
+        },
+        "distribution": {"start": 0.0, "end": 1.0, "counts": list(figures.distribution)},
+        "latency_ms": {"mean": part.mean_latency_ms, "max": totals.latency_max if totals.timed else None},
+        "tokens": tokens_of(totals),
+        "cost_usd": part.cost_usd,
+        "judge_cost_usd": part.judge_cost_usd,
+        "cache_hits": part.cache_hits,
+        "unpriced_calls": part.unpriced_calls,
+        "cut_off_calls": part.cut_off_calls,
+        "refused_calls": part.refused_calls,
+        "unknown_endings": dict(part.unknown_endings),
     }
 
 

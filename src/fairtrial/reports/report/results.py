@@ -6,7 +6,7 @@ import difflib
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -19,8 +19,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import Session
 from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
-from fairtrial.reports.figures.trial_columns import TrialRows
-from fairtrial.reports.renderable import Renderable
+from fairtrial.reports.render.renderable import Renderable
 from fairtrial.store.export import ExportColumns, cell_text
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import write_notes
@@ -31,6 +30,8 @@ from fairtrial.trials.result import EvalResult
 if TYPE_CHECKING:
     import pandas
     import polars
+
+    from fairtrial.reports.render.document import Document
 
 
 def store_results(
@@ -177,6 +178,16 @@ _SHOWN = 20
 _PREFIXES = ("metadata.", "metrics.", "passed.")
 
 
+@dataclass(frozen=True, slots=True)
+class TrialRows:
+    """Rows of trials with their columns; `more` is true if there are others."""
+
+    run: RunRecord
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    more: bool
+
+
 class TrialTable(Renderable):
     """The trials of a run, one row each, read lazily from the store.
 
@@ -288,9 +299,12 @@ class TrialTable(Renderable):
         rows = list(islice(self, limit + 1))
         return TrialRows(self._run, self._columns, tuple(rows[:limit]), len(rows) > limit)
 
-    def _record(self) -> TrialRows:
+    def document(self, cases: int) -> Document:
+        """Return the first rows; unless columns were selected, with those that summarize a trial."""
+        from fairtrial.reports.report.trials import trials_document
+
         table = self if len(self._columns) < len(self._known.names) else self.select(*overview(self._run))
-        return table.rows()
+        return trials_document(table.rows())
 
     def __repr__(self) -> str:
         # The rows are not counted: that may read millions of them.
