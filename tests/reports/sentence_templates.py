@@ -12,8 +12,8 @@ import fairtrial
 
 SOURCE = Path(fairtrial.__file__).parent
 TOPICS = ("figures", "compare", "gate", "leaderboard", "plan", "calibrate")
-RENDERED = ("adaptive_remarks", "report_document")
-"""The modules of `reports.render` that word statistical figures; the others only lay out what these say."""
+WORDED = ("remarks", "document")
+"""The modules of `reports.report` that word statistical figures; the others only lay out what these say."""
 
 _NAMED = re.compile(r"\{\w+\}")  # A placeholder of str.format in a constant.
 
@@ -26,7 +26,7 @@ def templates() -> frozenset[str]:
     """
     folders = ("stats", *(f"reports/{topic}" for topic in TOPICS))
     files = [file for folder in folders for file in sorted((SOURCE / folder).glob("*.py"))]
-    files += [SOURCE / "reports" / "render" / f"{name}.py" for name in RENDERED]
+    files += [SOURCE / "reports" / "report" / f"{name}.py" for name in WORDED]
     return frozenset(text for file in files for text in _texts(file))
 
 

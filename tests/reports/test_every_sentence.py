@@ -43,6 +43,10 @@ OTHERS = {
     "Only the first {} of {} errors were grouped.": "needs thousands of errors",
     "mean of {}": "the name of a figure",
     "{}, started {}{}{}": "the heading of a run",
+    "pass rate of {}": "the name of a figure",
+    "{} plain samples": "a cell of the table of a history",
+    "By the history of {}": "the heading of that table",
+    "The history is not used{}. {}": "in tests/reports/test_history.py",
 }
 """Templates that are no sentences about figures, with the reason."""
 
