@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +17,6 @@ from fairtrial.base.formatting import (
     open_range,
     range_text,
     rate,
-    samples_text,
     size_text,
 )
 from fairtrial.reports.compare.pairing import (
@@ -27,13 +25,13 @@ from fairtrial.reports.compare.pairing import (
     difference,
     difference_with_missing,
     hull,
-    labels_needed,
     scores_of,
 )
-from fairtrial.reports.compare.verdicts import FEW_UNEQUAL, excess_of, has_few_clusters, is_mcnemar
+from fairtrial.reports.compare.verdicts import has_few_clusters, is_mcnemar
 from fairtrial.reports.figures.columns import Columns, LabelColumn
 from fairtrial.reports.figures.estimates import corrected_of, mean_of, quantile_of
 from fairtrial.reports.figures.metrics import PASSED, UNIT, is_ratio, is_verdict, measured_metric, parse_quantile
+from fairtrial.reports.gate.needed import ENDED, Needed, samples_for_floor, samples_for_margin, samples_for_quantile
 from fairtrial.stats import (
     BETTING_TEST,
     LABELS_TEST,
@@ -41,14 +39,8 @@ from fairtrial.stats import (
     MeanEstimate,
     PairedDifference,
     QuantileEstimate,
-    Undefined,
     exact_rate_interval,
-    labels_to_detect,
-    pairs_to_clear,
-    samples_to_detect,
-    samples_to_reach,
 )
-from fairtrial.stats.power import excess_width
 
 type CheckStatus = Literal["pass", "fail", "inconclusive"]
 
@@ -58,9 +50,6 @@ UNSEEN = 3
 _INVISIBLE = 5e-4  # Ends of intervals are shown in tenths of a percent.
 _BEYOND = 1e300
 """A number beyond every other: what a missing one may have been, for the ranks of the others."""
-
-_MORE_SAMPLES = " More labels alone are not enough: even with every trial labelled, it takes more samples."
-_ENDED = "This run stopped by its own rule: to decide this, run a planned number of samples without stop_when."
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +145,6 @@ class _Gaps:
     fill: tuple[float, float] | None  # Range used to fill missing values; None: they are left out.
 
 
-@dataclass(frozen=True, slots=True)
-class _Needed:
-    """The number of samples, or of labels, needed for a given true value, and a sentence about it."""
-
-    samples: int | None = None
-    clusters: int | None = None
-    assumed: str | None = None
-    sentence: str = ""
-    labels: int | None = None
-
-
 def evaluate_checks(checks: Sequence[Check], settings: ComparisonSettings) -> tuple[GateCheck, ...]:
     """Evaluate every rule; a failure must hold after adjusting for the number of rules."""
     return tuple(_evaluate(one, len(checks), settings) for one in checks)
@@ -250,7 +228,7 @@ def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
         f"{count(found.n, 'sample')}{_by_labels(labels)}{_completed(gaps)})"
     )
     limit = bound_text(bound, percent=percent)
-    needed = _Needed()
+    needed = Needed()
     status: CheckStatus = "inconclusive"
     if gaps.refusal is not None:
         told = f"cannot be decided: {gaps.refusal}"
@@ -267,7 +245,7 @@ def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
         else:
             told = f"missed on its own, but not clearly enough for one of {checks} rules."
     else:
-        needed = _samples_for_floor(rule, found, settings)
+        needed = samples_for_floor(rule, found, settings)
         told = f"the interval contains {limit}: inconclusive.{needed.sentence}"
     told += _assumption(rule, gaps)
     return GateCheck(
@@ -304,7 +282,7 @@ def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> G
         f"{rule.what} {mean_text(found.value, percent=False)} ({level(settings.level)} interval "
         f"{open_range(low, high)}, {count(found.n, 'sample')}{_completed(gaps)})"
     )
-    needed = _Needed()
+    needed = Needed()
     status: CheckStatus = "inconclusive"
     if refusal is not None:
         told = f"cannot be decided: {refusal}"
@@ -317,9 +295,9 @@ def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> G
         else:
             told = f"missed on its own, but not clearly enough for one of {checks} rules."
     elif rule.candidate.watched:
-        told = f"cannot be decided. {_ENDED}"
+        told = f"cannot be decided. {ENDED}"
     else:
-        needed = _samples_for_quantile(rule, found, settings)
+        needed = samples_for_quantile(rule, found, settings)
         told = f"the interval contains {limit}: inconclusive.{needed.sentence}"
     told += _assumption(rule, gaps)
     return GateCheck(
@@ -352,20 +330,6 @@ def _quantile(rule: Floor, gaps: _Gaps, level: float) -> QuantileEstimate:
         low=None if least.low is None or least.low <= -_BEYOND else least.low,
         high=None if most.high is None or most.high >= _BEYOND else most.high,
     )
-
-
-def _samples_for_quantile(rule: Floor, found: QuantileEstimate, settings: ComparisonSettings) -> _Needed:
-    """Return the samples needed to show that the bound is met, if half as many trials miss it as allowed."""
-    share = found.share if rule.ceiling else 1 - found.share
-    truth = (1 + share) / 2
-    trials = samples_to_reach(truth, share, level=settings.level, power=settings.power)
-    if isinstance(trials, Undefined) or not found.effective_n:
-        return _Needed()
-    samples = -(-trials * found.n // max(1, int(found.effective_n)))
-    limit = bound_text(rule.bound, percent=False)
-    side = "at or below" if rule.ceiling else "at or above"
-    assumed = f"{rate(truth)} of all trials are {side} {limit}"
-    return _needed(samples, found.n, found.clusters, rule.slice, assumed, lambda size: f"{size} to show it")
 
 
 def _mean(rule: Floor, gaps: _Gaps, level: float) -> tuple[MeanEstimate, Interval | None]:
@@ -430,7 +394,7 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
         f"{_by_labels(labels)}{_completed(gaps)})"
     )
     margin = margin_text(rule.margin, percent=percent, relative=relative)
-    needed = _Needed()
+    needed = Needed()
     status: CheckStatus = "inconclusive"
     if gaps.refusal is not None:
         told = f"cannot be decided: {gaps.refusal}"
@@ -452,7 +416,7 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     elif best < 0:
         told = f"it is worse, but whether by more than {margin} is inconclusive."
     else:
-        needed = _samples_for_margin(rule, found, settings)
+        needed = samples_for_margin(rule, found, settings)
         by = f" by more than {margin}" if rule.margin else ""
         told = f"it may or may not be worse{by}.{needed.sentence}"
     told += _assumption(rule, gaps)
@@ -518,120 +482,3 @@ def _assumption(rule: Check, gaps: _Gaps) -> str:
     return (
         f" This assumes that the {'' if one else f'{gaps.missing:,} '}missing {'is' if one else 'are'} like the others."
     )
-
-
-def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSettings) -> _Needed:
-    """Return the samples needed if the true value is better than the bound by the smallest difference that matters."""
-    if rule.candidate.watched:
-        return _Needed(sentence=f" {_ENDED}")
-    bounds = rule.candidate.bounds(rule.metric)
-    step = settings.matters(rule.metric, bounds)
-    if step is None or not found.n:
-        return _Needed()
-    truth = rule.bound + (-step if rule.ceiling else step)
-    if bounds is not None:
-        truth = min(max(truth, bounds[0]), bounds[1])
-    if truth == rule.bound:
-        return _Needed()
-    percent = is_verdict(rule.metric)
-    name = "pass rate" if rule.metric == PASSED else rule.metric
-    side = "at most" if rule.ceiling else "at least"
-    limit = bound_text(rule.bound, percent=percent)
-    worst = None if bounds is None else bounds[rule.ceiling]
-    assumed = f"the true {name} is {mean_text(truth, percent=percent)}"
-    if (column := rule.candidate.labels_of(rule.metric)) is not None:
-        judge = mean_of(rule.candidate, rule.metric, "system", worst=worst, level=settings.level)
-        needed = labels_to_detect(
-            column.count, found.se, judge.se, truth - rule.bound, level=settings.level, power=settings.power
-        )
-        show = f"labels to show {side} {limit}"
-        return _needed_labels(needed, found.trials, assumed, show)
-    scores = rule.candidate.scores(rule.metric, "system", worst=worst)
-    if bounds == UNIT and scores.binary and found.effective_n and 0 < rule.bound < 1:
-        trials = samples_to_reach(truth, rule.bound, level=settings.level, power=settings.power)
-        samples = None if isinstance(trials, Undefined) else -(-trials * found.n // max(1, int(found.effective_n)))
-    elif found.se:
-        units = found.n if found.clusters is None else found.clusters
-        excess = 0.0
-        if bounds is None and found.interval is not None:
-            excess = excess_width(found.interval.width / 2, found.se, units - 1, units, level=found.interval.level)
-        counted = samples_to_detect(
-            found.n,
-            found.se,
-            truth - rule.bound,
-            units=units,
-            excess=excess,
-            level=settings.level,
-            power=settings.power,
-        )
-        samples = None if isinstance(counted, Undefined) else counted
-    else:
-        samples = None
-    return _needed(samples, found.n, found.clusters, rule.slice, assumed, lambda size: f"{size} to show {side} {limit}")
-
-
-def _samples_for_margin(rule: Margin, found: PairedDifference, settings: ComparisonSettings) -> _Needed:
-    """Return the samples needed to show that the candidate keeps the margin, if both are equal."""
-    if rule.pairs.watched:
-        return _Needed(sentence=f" {_ENDED}")
-    margin = margin_text(rule.margin, percent=is_verdict(rule.metric), relative=is_ratio(rule.metric))
-    if found.test == LABELS_TEST:
-        labels = labels_needed(rule.pairs, rule.metric, found, rule.margin, settings)
-        show = f"labels of each side to show that within {margin}"
-        return _needed_labels(labels, rule.pairs.candidate.trials, "the two are truly equal", show)
-    unequal = found.wins + found.losses
-    if not rule.margin or unequal < FEW_UNEQUAL:
-        return _Needed()
-    needed: int | Undefined
-    if is_mcnemar(found):
-        # As many unequal pairs as were seen, half of them on each side: twice the pairs, so that halves are whole.
-        needed = pairs_to_clear(
-            unequal, unequal, 2 * found.n, bound=-rule.margin, level=settings.level, power=settings.power
-        )
-    elif found.se:
-        units = found.n if found.clusters is None else found.clusters
-        ratio = is_ratio(rule.metric)
-        needed = samples_to_detect(
-            found.n,
-            found.se,
-            math.log1p(rule.margin) if ratio else rule.margin,
-            units=units,
-            excess=excess_of(found, ratio=ratio),
-            level=settings.level,
-            power=settings.power,
-        )
-    else:
-        return _Needed()
-    samples = None if isinstance(needed, Undefined) else needed
-    return _needed(
-        samples, found.n, found.clusters, rule.slice, "the two are truly equal",
-        lambda size: f"{size} to show that within {margin}",
-    )  # fmt: skip
-
-
-def _needed(
-    samples: int | None,
-    n: int,
-    clusters: int | None,
-    part: str | None,
-    assumed: str,
-    purpose: Callable[[str], str],
-) -> _Needed:
-    """Format the number of samples as a sentence; empty if there are as many already."""
-    if samples is None or samples <= n:
-        return _Needed()
-    kind = "" if part is None else " of this slice"
-    size = f"about {samples_text(samples)} samples{kind}"
-    groups = None
-    if clusters is not None:
-        groups = max(clusters + 1, -(-samples * clusters // n))
-        size = f"about {samples_text(groups)} clusters like these ({samples_text(samples)} samples{kind})"
-    return _Needed(samples, clusters=groups, assumed=assumed, sentence=f" If {assumed}, it takes {purpose(size)}.")
-
-
-def _needed_labels(needed: int | Undefined, trials: int, assumed: str, show: str) -> _Needed:
-    """Format the number of labels as a sentence."""
-    if isinstance(needed, Undefined) or needed > trials:
-        return _Needed(sentence=_MORE_SAMPLES)
-    sentence = f" If {assumed}, it takes about {samples_text(needed)} {show}."
-    return _Needed(labels=needed, assumed=assumed, sentence=sentence)
