@@ -13,7 +13,6 @@ import pytest
 from fairtrial import EvalReport, open_store, plan, stats
 from fairtrial.base.formatting import round_samples
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports import SamplePlan
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.plan.plan import PlanRequest, SamplePlan, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide

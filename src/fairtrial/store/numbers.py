@@ -6,7 +6,7 @@ million rows cost more as objects than as numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from sqlalchemy import (
@@ -29,25 +29,25 @@ from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import SCORED
 from fairtrial.store.schema import results, samples
+from fairtrial.trials.figures import AMOUNTS, COUNTS
 
-DETAILS = ("ordinal", "value", "cost_usd", "reward", "metrics", "verdicts")
+DETAILS = ("ordinal", "value", *AMOUNTS, "reward", "metrics", "verdicts")
 """The columns of `NumberStore.result_details`, in this order."""
 
+_TIMED = case((results.c.timed == 1, results.c.latency_ms), else_=-1)  # -1: a warm-up.
 _SMALL = {
     "ordinal": results.c.ordinal,
     "outcome": results.c.outcome,
-    "passed": func.coalesce(results.c.passed, -1),
-    "latency_ms": case((results.c.timed == 1, results.c.latency_ms), else_=-1),
-    "input_tokens": results.c.input_tokens,
-    "output_tokens": results.c.output_tokens,
+    "passed": func.coalesce(results.c.passed, -1),  # -1: no verdict.
+    **{name: _TIMED if name == "latency_ms" else results.c[name] for name in COUNTS},
     "attempt": results.c.attempt,
-    "value": cast(func.coalesce(results.c.value, -1.0), Integer),
+    "value": cast(func.coalesce(results.c.value, -1.0), Integer),  # -1: no score. Cut off at the point.
     "started_at": results.c.started_at,
 }
 _TEXTS = tuple(func.aggregate_strings(cast(column, Text), ",") for column in _SMALL.values())
 _DETAILED = or_(
     results.c.value != cast(results.c.value, Integer),
-    results.c.cost_usd.is_not(None),
+    *(results.c[name].is_not(None) for name in AMOUNTS),
     results.c.reward.is_not(None),
     results.c.metrics.is_not(None),
 )
@@ -72,20 +72,13 @@ _PROGRESS = select(
 class NumberTexts(NamedTuple):
     """The small numbers of some results, each column as one text with commas: a text costs less than its numbers.
 
-    The order of the results is the same in all columns. If any `detailed` result is among them (with a score between 0
-    and 1, costs, an own reward or metrics), these are in `NumberStore.result_details`. Times are approximate.
+    `columns` has ordinals, outcomes, verdicts, counts, attempts, values and times, by the name of the column, with the
+    results in the same order. If any `detailed` result is among them (with a score between 0 and 1, costs, an own
+    reward or metrics), these are in `NumberStore.result_details`. Times are approximate.
     """
 
     detailed: int
-    ordinal: str
-    outcome: str
-    passed: str  # -1: no verdict.
-    latency_ms: str  # -1: a warm-up.
-    input_tokens: str
-    output_tokens: str
-    attempt: str
-    value: str  # -1: no score. Cut off at the point.
-    started_at: str
+    columns: Mapping[str, str]
 
 
 class SampleTexts(NamedTuple):
@@ -212,8 +205,8 @@ def _between(number: int, first: int, end: int) -> ColumnElement[bool]:
 def result_numbers(connection: Connection, number: int, first: int, end: int) -> NumberTexts | None:
     """Return the numbers of the results with these ordinals; None if there are none."""
     query = select(func.count().filter(_DETAILED), *_TEXTS).where(_between(number, first, end))
-    found: Any = connection.execute(query).one()
-    return None if found[1] is None else NumberTexts(*found)
+    detailed, *texts = connection.execute(query).one()
+    return None if texts[0] is None else NumberTexts(detailed, dict(zip(_SMALL, texts, strict=True)))
 
 
 def result_details(connection: Connection, number: int, first: int, end: int) -> Sequence[tuple[Any, ...]]:

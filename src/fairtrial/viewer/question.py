@@ -10,11 +10,12 @@ from typing import get_args
 from urllib.parse import quote, unquote, urlencode
 
 from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.figures import TRIAL_FIGURES
 from fairtrial.trials.result import Outcome
 
 STATES: tuple[str, ...] = ("passed", "failed", *(name for name in get_args(Outcome.__value__) if name != "scored"))
 """How trials ended: an outcome, or for a scored trial its verdict."""
-RANGES = ("score", "latency_ms", "tokens", "cost_usd")
+RANGES = ("score", *TRIAL_FIGURES)
 """The numbers that can be filtered by a range."""
 SORTS = ("ordinal", *RANGES)
 PAGE = 100

@@ -33,18 +33,19 @@ from fairtrial.store.column_cache import (
     store_key,
     totals_json,
 )
-from fairtrial.store.numbers import BlockState, NumberStore, NumberTexts
+from fairtrial.store.numbers import DETAILS, BlockState, NumberStore, NumberTexts
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, split_facts
 from fairtrial.store.rows import SCORED, all_metrics
+from fairtrial.trials.figures import AMOUNTS, COUNTS
 
 BLOCK = 1 << 16
 """Ordinals in a block, the unit in which a column file is compared with its store and updated."""
 RESULT_ARRAYS = {
-    "outcome": "u1", "passed": "i1", "score": "f8", "latency_ms": "i4", "input_tokens": "i4", "output_tokens": "i4",
-    "attempt": "i4", "started_at": "f8", "cost_usd": "f8", "reward": "f8",
+    "outcome": "u1", "passed": "i1", "score": "f8", **dict.fromkeys(COUNTS, "i4"), "attempt": "i4", "started_at": "f8",
+    **dict.fromkeys(AMOUNTS, "f8"), "reward": "f8",
 }  # fmt: skip
-"""Arrays with a number for each trial. No value: NaN or -1, outcome 0. The last two are absent if no trial has any."""
-OPTIONAL_ARRAYS = ("cost_usd", "reward")
+"""Arrays with a number for each trial. No value: NaN or -1, outcome 0. Those after the time may be absent."""
+OPTIONAL_ARRAYS = (*AMOUNTS, "reward")
 _CHUNK = 1 << 13  # Rows in memory at a time.
 _VERDICT = {code: -1 if passed is None else int(passed) for code, (passed, _) in METRIC_CODES.items()}
 
@@ -97,25 +98,28 @@ class BlockReader:
         )
 
     def _add(self, arrays: _Arrays, texts: NumberTexts, start: int) -> None:
-        where: Any = _numbers(texts.ordinal) - start
+        columns = texts.columns
+        where: Any = _numbers(columns["ordinal"]) - start
         low, high = int(where.min()), int(where.max())
         if where[0] == low and where.size == high - low + 1 and bool((np.diff(where) == 1).all()):
             where = slice(low, high + 1)  # In order and without gaps: a copy instead of a scatter.
-        for name in ("outcome", "passed", "latency_ms", "input_tokens", "output_tokens", "attempt"):
-            arrays[name][where] = _numbers(getattr(texts, name))
-        arrays["started_at"][where] = np.fromstring(texts.started_at, dtype=np.float64, sep=",")
-        values = _numbers(texts.value).astype(np.float64)
+        for name in ("outcome", "passed", *COUNTS, "attempt"):
+            arrays[name][where] = _numbers(columns[name])
+        arrays["started_at"][where] = np.fromstring(columns["started_at"], dtype=np.float64, sep=",")
+        values = _numbers(columns["value"]).astype(np.float64)
         arrays["score"][where] = np.where(values < 0, np.nan, values)
 
     def _add_details(self, arrays: _Arrays, rows: Sequence[tuple[Any, ...]], start: int, size: int) -> None:
-        ordinals, values, costs, rewards, metrics, verdicts = zip(*rows, strict=True)
+        columns = dict(zip(DETAILS, zip(*rows, strict=True), strict=True))
+        ordinals, values, metrics = columns["ordinal"], columns["value"], columns["metrics"]
         where = np.array(ordinals, dtype=np.intp) - start
         arrays["score"][where] = np.array(values, dtype=np.float64)  # None becomes NaN.
-        for name, numbers in (("cost_usd", costs), ("reward", rewards)):
+        for name in OPTIONAL_ARRAYS:
+            numbers = columns[name]
             if numbers.count(None) != len(numbers):
                 self._array(arrays, name, "f8", size)[where] = np.array(numbers, dtype=np.float64)
         if metrics.count(None) != len(metrics):
-            self._add_metrics(arrays, ordinals, values, metrics, verdicts, start, size)
+            self._add_metrics(arrays, ordinals, values, metrics, columns["verdicts"], start, size)
 
     def _array(self, arrays: _Arrays, name: str, dtype: str, size: int) -> NDArray[Any]:
         if name not in arrays:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import batched, chain, repeat
 from typing import Any, Protocol, overload
 
@@ -28,9 +29,7 @@ from fairtrial.reports.figures.columns import (
 )
 from fairtrial.reports.figures.metrics import (
     BUILT_IN,
-    COST,
     COSTS,
-    LATENCY,
     NOT_RUN,
     OUTCOME_CLASS,
     PASSED,
@@ -45,6 +44,7 @@ from fairtrial.reports.figures.metrics import (
 )
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
 from fairtrial.store.rows import OUTCOMES
+from fairtrial.trials.figures import TRIAL_FIGURES
 
 _PAGE = 5_000  # Trials per batch.
 _VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}
@@ -251,16 +251,10 @@ class _FileReader:
         return self.wanted is None or name in self.wanted
 
     def _cost(self, name: str, cells: Callable[..., NDArray[Any]], ran: NDArray[np.bool_]) -> FloatArray | None:
-        if name == COST:
-            if COST not in self.file:
-                return None
-            numbers = cells(COST, np.nan, np.float64)
-            numbers = np.where(ran, numbers, np.nan)
-        elif name == LATENCY:
-            numbers = _absent_as_nan(cells(LATENCY, -1, np.float64), also=~ran)
-        else:
-            numbers = cells("input_tokens", 0, np.float64) + cells("output_tokens", 0, np.float64)
-            numbers[~ran] = np.nan
+        columns = TRIAL_FIGURES[name].columns
+        if not all(column in self.file for column in columns):
+            return None
+        numbers = reduce(np.add, (_absent_as_nan(cells(column, -1, np.float64), also=~ran) for column in columns))
         return numbers if np.isfinite(numbers).any() else None
 
 

@@ -12,6 +12,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.store.column_cache import cached_totals
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.figures import TRIAL_FIGURES
 from fairtrial.trials.result import Outcome
 
 _CLUSTER_KEY = EvalConfig().cluster
@@ -75,7 +76,7 @@ ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_le
 
 PASSED, VALUE, REWARD = "passed", "value", "reward"
 LATENCY, TOKENS, COST = "latency_ms", "tokens", "cost_usd"
-COSTS = (LATENCY, TOKENS, COST)
+COSTS = tuple(TRIAL_FIGURES)
 """What every trial has beside its score; less of it is better."""
 BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
 UNIT = (0.0, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from fairtrial.reports.figures.column_file import ColumnFile, open_columns
 from fairtrial.reports.figures.metrics import NOT_RUN, PASSED, ExperimentSource
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.rows import OUTCOME_NAMES, OUTCOMES
+from fairtrial.trials.figures import AMOUNTS, COUNTS, TRIAL_FIGURES
 
 if TYPE_CHECKING:
     from fairtrial.reports.figures.estimates import Estimate
@@ -26,11 +27,9 @@ type Mask = NDArray[np.bool_]
 type Ordinals = NDArray[np.int64]
 
 _BLOCK = 1 << 18
-_COMPUTED = ("ordinal", "sample", "experiment", "repeat", "tokens")
-_STORED = (
-    "outcome", "passed", "score", "reward", "latency_ms", "input_tokens", "output_tokens", "cost_usd", "attempt",
-    "started_at",
-)  # fmt: skip
+_SUMS = {name: figure.columns for name, figure in TRIAL_FIGURES.items() if len(figure.columns) > 1}
+_COMPUTED = ("ordinal", "sample", "experiment", "repeat", *_SUMS)
+_STORED = ("outcome", "passed", "score", "reward", *COUNTS, *AMOUNTS, "attempt", "started_at")
 _METADATA, _METRIC, _VERDICT = "meta:", "metric:", "verdict:"
 
 
@@ -188,9 +187,9 @@ class TrialColumns:
         samples = ordinals // (repeats * experiments)
         if column == "sample":
             return samples
-        if column == "tokens":
-            spent = [self._file.array(name)[ordinals].astype(np.float64) for name in ("input_tokens", "output_tokens")]
-            return np.where(spent[0] < 0, np.nan, spent[0] + spent[1])
+        if column in _SUMS:
+            parts = [self._file.array(name)[ordinals].astype(np.float64) for name in _SUMS[column]]
+            return np.where(parts[0] < 0, np.nan, reduce(np.add, parts))
         codes = self._file.array(column)
         places = self._sample_places(samples)
         found = np.zeros(len(ordinals), dtype=codes.dtype)
@@ -261,7 +260,7 @@ class TrialColumns:
             return [values[code] for code in numbers.tolist()]
         if column == "passed" or column.startswith(_VERDICT):
             return [None if np.isnan(number) else bool(number) for number in numbers.tolist()]
-        whole = column not in ("score", "reward", "cost_usd", "started_at") and not column.startswith(_METRIC)
+        whole = column not in ("score", "reward", *AMOUNTS, "started_at") and not column.startswith(_METRIC)
         return [None if np.isnan(number) else int(number) if whole else float(number) for number in numbers.tolist()]
 
     def select(self, *conditions: Condition) -> TrialSelection:

@@ -14,7 +14,7 @@ from fairtrial.reports.figures.analysis_plan import check_run
 from fairtrial.reports.figures.error_groups import read_error_groups
 from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
 from fairtrial.reports.figures.figures import Figures
-from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, code_versions, quantile_name
+from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, TOKENS, code_versions, quantile_name
 from fairtrial.reports.render import plots
 from fairtrial.reports.render.document import (
     Block,
@@ -39,6 +39,7 @@ from fairtrial.reports.report.remarks import (
 )
 from fairtrial.reports.report.trials import all_trials, failed_trials
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.trials.figures import TRIAL_FIGURES
 
 if TYPE_CHECKING:
     from fairtrial.reports.report.experiment import ExperimentReport, RunReport
@@ -53,7 +54,6 @@ _MAY_REPEAT = (
 _DRAWN_CRITERIA = 12
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
 _NAME = 80
-_QUANTITIES = {LATENCY: "latency", COST: "cost"}
 _WITH_BARS = 3  # So many experiments have a row with a bar for each estimate; more would fill several screens.
 _ERROR_GROUPS = 4
 _FEW = 20  # With more trials than this to read, a document is a page that stands alone.
@@ -378,7 +378,7 @@ def _per_trial(figures: Mapping[str, Figures]) -> Iterator[Table]:
     interval = _interval_title(figures)
     rows = []
     for metric in metrics:
-        label = _QUANTITIES.get(metric, metric)
+        label = TRIAL_FIGURES[metric].title if metric in TRIAL_FIGURES else metric
         for experiment, figure in figures.items():
             by_name = {estimate.name: estimate for estimate in figure.per_trial if estimate.metric == metric}
             quantiles = [by_name.get(quantile_name(metric, share)) for share in SHOWN_QUANTILES]
@@ -398,11 +398,12 @@ def _per_trial(figures: Mapping[str, Figures]) -> Iterator[Table]:
 
 def quantity(estimate: Estimate, number: float | None) -> str:
     """Format a value of a metric without a range, in its unit."""
-    if estimate.metric == LATENCY:
-        return formatting.duration(number)
-    if estimate.metric == TOKENS and number is not None:
+    figure = TRIAL_FIGURES.get(estimate.metric)
+    if figure is None or number is None:
+        return formatting.number(number)
+    if figure.unit == "tokens":
         return f"{number:,.0f}"
-    return formatting.money(number) if estimate.metric == COST else formatting.number(number)
+    return formatting.duration(number) if figure.unit == "ms" else formatting.money(number)
 
 
 def reach(estimate: Estimate) -> str:

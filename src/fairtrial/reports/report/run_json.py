@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import to_json
+from fairtrial.data.session.events import TokenUsage
 from fairtrial.reports.figures.analysis_plan import check_run
 from fairtrial.reports.figures.error_groups import read_error_groups
 from fairtrial.reports.figures.metrics import code_versions
@@ -152,12 +153,7 @@ def totals_record(totals: Totals, params: Any = None) -> dict[str, Any]:
     }
 
 
-def tokens_of(totals: Totals) -> dict[str, int]:
+def tokens_of(spent: Totals | TokenUsage) -> dict[str, int]:
     """Return the tokens of the task's model calls."""
-    return {
-        "input": totals.input_tokens,
-        "output": totals.output_tokens,
-        "cached": totals.cached_tokens,
-        "cache_write": totals.cache_write_tokens,
-        "reasoning": totals.reasoning_tokens,
-    }
+    kinds = ("input", "output", "cached", "cache_write", "reasoning")
+    return {kind: getattr(spent, f"{kind}_tokens") for kind in kinds}

@@ -25,7 +25,7 @@ from fairtrial.reports.render.document import (
     TrialDetails,
 )
 from fairtrial.reports.render.safe_text import envelopes, sample_title, session_lines, shown
-from fairtrial.reports.report.run_json import moment
+from fairtrial.reports.report.run_json import moment, tokens_of
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.store.export import cell_text
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -199,13 +199,7 @@ def trial_record(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:
         "attempt": result.attempt,
         "started_at": moment(result.started_at) if result.started_at else None,
         "latency_ms": result.known_latency_ms,
-        "tokens": {
-            "input": result.usage.input_tokens,
-            "output": result.usage.output_tokens,
-            "cached": result.usage.cached_tokens,
-            "cache_write": result.usage.cache_write_tokens,
-            "reasoning": result.usage.reasoning_tokens,
-        },
+        "tokens": tokens_of(result.usage),
         "cost_usd": result.usage.cost_usd,
         "judge_cost_usd": result.judge_cost_usd,
         "cache_hits": result.cache_hits,
