@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from typing_extensions import TypeVar
 
@@ -14,9 +14,11 @@ from fairtrial.data.attachment import Attachment
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.session import POLICY, Session, TokensMissing, check_tokens, record_tokens
 from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras
 
 if TYPE_CHECKING:
+    from fairtrial.models.cache import ResponseCache
+    from fairtrial.models.limiter import Budget, Limiter, RetryPolicy, SpendingLog
     from fairtrial.models.prompt import Prompt
 
 
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
 OutputT = TypeVar("OutputT", default=str)
 # `OpenAIAdapter[Answer]` documents what an adapter is used for. It has no effect: an adapter can return any type.
 AnswerT = TypeVar("AnswerT", default=Any, covariant=True)
+
+
+class AdapterOptions(TypedDict, total=False):
+    """The options of all adapters; `BaseAdapter` documents them."""
+
+    params: Mapping[str, Any]
+    retry: RetryPolicy | None
+    limiter: Limiter | None
+    cache: ResponseCache | None
+    trial_budget: Budget | None
+    run_budget: Budget | None
+    spending: SpendingLog | None
+    prices: Prices | None
 
 
 @first_is(str)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypedDict
+from typing import Any, ClassVar, Generic, Self
 
 import anyio
 
@@ -72,19 +72,6 @@ _STATE = frozenset(
         "_cost_unknown", "_key", "_timeout", "_stream", "_prices_of", "_lock", "_clients", "_warned", "_calls",
     )
 )  # fmt: skip
-
-
-class AdapterOptions(TypedDict, total=False):
-    """The options of all adapters; `BaseAdapter` documents them."""
-
-    params: Mapping[str, Any]
-    retry: RetryPolicy | None
-    limiter: Limiter | None
-    cache: ResponseCache | None
-    trial_budget: Budget | None
-    run_budget: Budget | None
-    spending: SpendingLog | None
-    prices: Prices | None
 
 
 class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults

@@ -13,8 +13,8 @@ from fairtrial.base.frozen import EMPTY
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import ConfigurationError
-from fairtrial.models.adapter import ModelCall, ModelReply, ProviderAdapter
-from fairtrial.models.base import AdapterOptions, BaseAdapter
+from fairtrial.models.adapter import AdapterOptions, ModelCall, ModelReply, ProviderAdapter
+from fairtrial.models.base import BaseAdapter
 from fairtrial.scoring.answers import ChoiceQuestion, ChoicesShown
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.task import WITH_ADAPTER, task

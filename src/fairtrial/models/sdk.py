@@ -40,8 +40,8 @@ from fairtrial.errors import (
     ModelError,
     ModelUnavailableError,
 )
-from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
-from fairtrial.models.base import AdapterOptions, BaseAdapter
+from fairtrial.models.adapter import AdapterOptions, AnswerT, ModelCall, ModelReply
+from fairtrial.models.base import BaseAdapter
 from fairtrial.models.clients import (
     Client,
     OpenClient,
