@@ -93,7 +93,7 @@ async def test_a_dataset_goes_out_and_its_results_come_in(broker: MemoryBroker) 
 async def test_a_dataset_is_submitted_executed_scored_and_collected(where: str) -> None:
     """The whole way by hand, with the loop that users run."""
     results = InMemoryMailbox("results", EvalReply)
-    requests = InMemoryMailbox("requests", EvalRequest, resolver=CompositeResolver({"results": results}))
+    requests = InMemoryMailbox("requests", EvalRequest, reply_resolver=CompositeResolver({"results": results}))
     to: dict[str, Any] = {"results": results} if where == "results" else {}
 
     async def styled(input: int, ctx: TrialContext) -> int:
@@ -559,9 +559,7 @@ async def test_submitting_needs_a_mailbox_and_an_experiment_that_is_one() -> Non
 @pytest.mark.proves("R156")
 @pytest.mark.parametrize("where", ["redis", "memory"])
 async def test_a_mailbox_is_read_as_one_type_and_a_second_one_is_refused(where: str, redis_url: str) -> None:
-    box: Any = (
-        RedisMailbox("shared", connection=redis_url) if where == "redis" else InMemoryMailbox("shared", EvalRequest)
-    )
+    box: Any = RedisMailbox("shared", client=redis_url) if where == "redis" else InMemoryMailbox("shared", EvalRequest)
     async with box:
         EvalLoop(requests=box, loop=lambda input: input, evaluator=exact_match)
         with pytest.raises(

@@ -37,7 +37,7 @@ class TestInMemoryMailbox(MailboxConformance):
         # Another process is another object where mailboxes are real; in memory it is the same one.
         mailbox = self.rooms.get(name)
         if mailbox is None:
-            mailbox = self.rooms[name] = InMemoryMailbox(name, body_type, resolver=resolver, clock=self.clock)
+            mailbox = self.rooms[name] = InMemoryMailbox(name, body_type, reply_resolver=resolver, clock=self.clock)
         yield mailbox
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
@@ -58,7 +58,7 @@ class TestRedisMailbox(MailboxConformance):
     async def make_mailbox(
         self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
     ) -> AsyncIterator[Mailbox[Any]]:
-        async with RedisMailbox(name, body_type, self.url, resolver=resolver, sweep_seconds=0.02) as mailbox:
+        async with RedisMailbox(name, body_type, self.url, reply_resolver=resolver, sweep_seconds=0.02) as mailbox:
             yield mailbox
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
@@ -80,7 +80,7 @@ class TestPostgresMailbox(MailboxConformance):
     async def make_mailbox(
         self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
     ) -> AsyncIterator[Mailbox[Any]]:
-        async with PostgresMailbox(name, body_type, self.url, resolver=resolver) as mailbox:
+        async with PostgresMailbox(name, body_type, self.url, reply_resolver=resolver) as mailbox:
             yield mailbox
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
@@ -108,7 +108,7 @@ class TestSqsMailbox(MailboxConformance):
     ) -> AsyncIterator[Mailbox[Any]]:
         async with (
             SqsConnection(self.url, clock=self.clock) as connection,
-            SqsMailbox(name, body_type, connection, resolver=resolver) as mailbox,
+            SqsMailbox(name, body_type, connection, reply_resolver=resolver) as mailbox,
         ):
             yield mailbox
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from fairtrial.errors import LeaseLostError, MailboxConnectionError
-from fairtrial.mailbox import server as reading
-from fairtrial.mailbox.server import hand_back_all
+from fairtrial.mailbox import receive as reading
+from fairtrial.mailbox.receive import hand_back_all
 
 pytestmark = pytest.mark.anyio
 

@@ -97,7 +97,7 @@ class TestResolvers:
         replies = InMemoryMailbox[str]("replies")
         async with (
             RedisConnection(redis_url) as connection,
-            RedisMailbox("q", int, connection, resolver=CompositeResolver({"replies": replies})) as requests,
+            RedisMailbox("q", int, connection, reply_resolver=CompositeResolver({"replies": replies})) as requests,
         ):
             await requests.send(1, reply_to=replies)
             (message,) = await requests.receive(1, 60, 1)

@@ -98,9 +98,9 @@ async def test_a_restart_in_mid_receive_ends_waits_with_an_error_and_keeps_lease
         with pytest.raises(MailboxConnectionError):
             await mailbox.send(2)
         with pytest.raises(MailboxConnectionError):
-            await asyncio.to_thread(mailbox.renewer.renew, [held.receipt], 60.0)  # type: ignore[list-item]
+            await asyncio.to_thread(mailbox.renew, [held.receipt], 60.0)  # type: ignore[list-item]
         await asyncio.to_thread(own_postgres.start)
-        assert list(await asyncio.to_thread(mailbox.renewer.renew, [held.receipt], 60.0)) == [True]  # type: ignore[list-item]
+        assert list(await asyncio.to_thread(mailbox.renew, [held.receipt], 60.0)) == [True]  # type: ignore[list-item]
         await held.acknowledge()
         await mailbox.send(3)
         (message,) = await mailbox.receive(1, 60, 10)
@@ -118,10 +118,10 @@ async def test_killed_connections_are_replaced_without_an_error(pg_url: str) -> 
     async with PostgresMailbox("box", int, pg_url) as mailbox:
         await mailbox.send(1)
         (message,) = await mailbox.receive(1, 60, 1)
-        await asyncio.to_thread(mailbox.renewer.renew, [message.receipt], 60.0)  # type: ignore[list-item]
+        await asyncio.to_thread(mailbox.renew, [message.receipt], 60.0)  # type: ignore[list-item]
         assert disconnect_all(pg_url) >= 2
         await asyncio.sleep(0.1)
-        assert list(await asyncio.to_thread(mailbox.renewer.renew, [message.receipt], 60.0)) == [True]  # type: ignore[list-item]
+        assert list(await asyncio.to_thread(mailbox.renew, [message.receipt], 60.0)) == [True]  # type: ignore[list-item]
         await mailbox.send(2)
         await message.acknowledge()
         assert await mailbox.approximate_count() == 1
@@ -171,7 +171,7 @@ async def test_renewing_and_settling_the_same_messages_at_once_never_deadlocks(m
             await mailbox.send_all(range(200))
             messages = list(await mailbox.receive(200, 60, 1))
             receipts = [message.receipt for message in reversed(messages)]
-            renewing = asyncio.create_task(asyncio.to_thread(mailbox.renewer.renew, receipts, 60.0))  # type: ignore[arg-type]
+            renewing = asyncio.create_task(asyncio.to_thread(mailbox.renew, receipts, 60.0))  # type: ignore[arg-type]
             assert all(await mailbox.acknowledge_all(messages))
             await renewing
         assert await mailbox.approximate_count() == 0
@@ -301,7 +301,7 @@ class TestPgBouncer:
                 messages = await mailbox.receive(10, 60, 5)
                 assert len(messages) == 10
                 receipts = [message.receipt for message in messages]
-                assert all(await asyncio.to_thread(mailbox.renewer.renew, receipts, 60.0))  # type: ignore[arg-type]
+                assert all(await asyncio.to_thread(mailbox.renew, receipts, 60.0))  # type: ignore[arg-type]
                 await asyncio.gather(*(message.acknowledge() for message in messages))
             assert await mailbox.approximate_count() == 0
 

@@ -13,7 +13,7 @@ import pytest
 
 from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
-from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, PostgresMailboxFactory
+from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, ServerMailboxFactory
 from fairtrial.mailbox.postgres import statements as sql
 from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
 from fairtrial.mailbox.protocol import MailboxDepth
@@ -34,7 +34,7 @@ async def test_a_reply_never_creates_a_mailbox(pg_url: str) -> None:
         (message,) = await requests.receive(1, 60, 1)
         with pytest.raises(ReplyNotAvailableError):
             await message.reply("hello")
-        replies: PostgresMailbox[str] = requests.for_replies("replies", str, 60)
+        replies = requests.for_replies("replies", str, 60)
         async with replies:
             await requests.send(2, reply_to=replies)
             (second,) = await requests.receive(1, 60, 1)
@@ -46,7 +46,7 @@ async def test_a_reply_never_creates_a_mailbox(pg_url: str) -> None:
         with pytest.raises(ConfigurationError, match="must be a mailbox on PostgreSQL"):
             await requests.send(3, reply_to=InMemoryMailbox("m", str))
     assert rows(pg_url, "SELECT name FROM mailbox_queues") == [("requests",)]
-    factory = PostgresMailboxFactory(pg_url)
+    factory = ServerMailboxFactory(PostgresMailbox, pg_url)
     with pytest.raises(ReplyNotAvailableError):
         await factory.create("new").send("x")
     await factory.close()
@@ -141,7 +141,7 @@ async def test_an_expired_mailbox_is_removed_with_its_messages(pg_url: str) -> N
                             "WHERE name = 'old'")  # fmt: skip
         assert 900 < float(str(left[0][0])) <= 1000
         await old.expire(-1)
-        factory = PostgresMailboxFactory(old.connection)
+        factory = ServerMailboxFactory(PostgresMailbox, old.connection)
         with pytest.raises(ReplyNotAvailableError):  # Not yet removed, but over.
             await factory.create("old").send(3)
         async with PostgresMailbox("another", int, pg_url):
@@ -292,7 +292,7 @@ async def test_an_expired_lease_cannot_be_used(mailbox_database: str) -> None:
         for settle in (message.acknowledge, message.nack, partial(message.extend_visibility, 60)):
             with pytest.raises(LeaseLostError):
                 await settle()
-        assert list(await asyncio.to_thread(mailbox.renewer.renew, [message.receipt], 60.0)) == [False]  # type: ignore[list-item]
+        assert list(await asyncio.to_thread(mailbox.renew, [message.receipt], 60.0)) == [False]  # type: ignore[list-item]
         assert (await mailbox.receive(1, 60, 0))[0].expiries == 1
 
 

@@ -24,8 +24,7 @@ from fairtrial.errors import (
     MailboxNotDurableError,
 )
 from fairtrial.mailbox import RedisConnection, RedisMailbox
-from fairtrial.mailbox.redis.coalesce import Coalescer
-from fairtrial.mailbox.redis.scripts import SEND
+from fairtrial.mailbox.batcher import Batcher
 from tests.mailbox.ageing import age
 from tests.mailbox.kill_under_load import busy_disk, kill_under_load
 from tests.redis_server import RedisServer, free_port
@@ -480,6 +479,6 @@ class TestResets:
         async def run(calls: Any) -> list[Any]:
             raise AttributeError("'NoneType' object has no attribute 'write'")
 
-        coalescer = Coalescer(run)
+        batcher = Batcher("Redis", run, 200, 1000)
         with pytest.raises(MailboxConnectionError, match="object has no attribute 'write'"):
-            await coalescer.submit(SEND, ("key",), (), ("a", "b"))
+            await batcher.submit("key", "a")

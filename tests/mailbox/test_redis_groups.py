@@ -130,7 +130,7 @@ class TestCluster:
                 messages = await box.receive(10, 60, 1)
                 assert [message.body for message in messages] == list(range(6))
                 receipts: list[Any] = [message.receipt for message in messages]
-                assert list(box.renewer.renew(receipts, 60)) == [True] * 6
+                assert list(box.renew(receipts, 60)) == [True] * 6
                 assert list(await box.acknowledge_all(messages)) == [True] * 6
                 await box.close()
 

@@ -19,9 +19,8 @@ from fairtrial.errors import (
     MailboxFullError,
 )
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, RedisConnection, RedisMailbox
-from fairtrial.mailbox.redis.coalesce import Call, Coalescer
+from fairtrial.mailbox.batcher import Batch, Batcher
 from fairtrial.mailbox.redis.receive import Consumers
-from fairtrial.mailbox.redis.scripts import ACK, SEND
 from fairtrial.mailbox.redis.topology import is_gone, translated
 
 pytestmark = pytest.mark.anyio
@@ -62,13 +61,13 @@ class TestErrors:
         assert not is_gone(theirs.ResponseError("WRONGTYPE"))
 
 
-class TestCoalescer:
+class TestBatcher:
     async def test_an_unexpected_failure_reaches_all_waiting_callers(self) -> None:
-        async def run(calls: Sequence[Call]) -> list[Any]:
+        async def run(batches: Sequence[Batch]) -> list[Any]:
             raise LookupError("a bug")
 
-        coalescer = Coalescer(run)
-        futures = [coalescer.submit(ACK, ("k",), ("t",), (number,)) for number in range(300)]
+        batcher = Batcher("Redis", run, 200, 1000)
+        futures = [batcher.submit("k", number) for number in range(300)]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {MailboxConnectionError}  # What is retried.
         assert "a bug" in str(outcomes[0])
@@ -77,29 +76,29 @@ class TestCoalescer:
         sizes: list[int] = []
         gate = asyncio.Event()
 
-        async def run(calls: Sequence[Call]) -> list[Any]:
-            sizes.append(sum(len(call.futures) for call in calls))
+        async def run(batches: Sequence[Batch]) -> list[Any]:
+            sizes.append(sum(len(batch.items) for batch in batches))
             await gate.wait()
-            return [[b"1-0"] * len(call.futures) for call in calls]
+            return [[b"1-0"] * len(batch.items) for batch in batches]
 
-        coalescer = Coalescer(run)
-        first = coalescer.submit(SEND, ("k",), (1,), ("b", b"x", ""))
+        batcher = Batcher("Redis", run, 200, 1000)
+        first = batcher.submit("k", b"x", 1)
         await asyncio.sleep(0.01)
-        rest = [coalescer.submit(SEND, ("k",), (1,), ("b", b"x", "")) for _ in range(50)]
+        rest = [batcher.submit("k", b"x", 1) for _ in range(50)]
         gate.set()
         await asyncio.gather(first, *rest)
         assert sizes == [1, 50]
-        await coalescer.close()
+        await batcher.close()
         with pytest.raises(MailboxClosedError):
-            coalescer.submit(ACK, ("k",), (), (1,))
+            batcher.submit("k", 1)
 
     async def test_a_cancelled_sender_leaves_nobody_waiting(self) -> None:
-        async def run(calls: Sequence[Call]) -> list[Any]:
+        async def run(batches: Sequence[Batch]) -> list[Any]:
             await asyncio.sleep(60)
             return []
 
-        coalescer = Coalescer(run)
-        future = coalescer.submit(ACK, ("k",), (), (1,))
+        batcher = Batcher("Redis", run, 200, 1000)
+        future = batcher.submit("k", 1)
         await asyncio.sleep(0)
         (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "fairtrial mailbox operations"]
         task.cancel()

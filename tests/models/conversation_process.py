@@ -42,8 +42,8 @@ def adapter_of(style: str, model_url: str, **options: Any) -> SdkAdapter:
 def mailboxes(url: str) -> tuple[RedisMailbox[Any], RedisMailbox[Any]]:
     """The mailboxes for requests and results."""
     return (
-        RedisMailbox("snow.requests", connection=url, sweep_seconds=0.1),
-        RedisMailbox("snow.results", connection=url, sweep_seconds=0.1),
+        RedisMailbox("snow.requests", client=url, sweep_seconds=0.1),
+        RedisMailbox("snow.results", client=url, sweep_seconds=0.1),
     )
 
 

@@ -271,7 +271,7 @@ class MemoryBroker:
 
     def _mailbox(self, name: str, body_type: type[Any]) -> Any:
         if name not in self._mailboxes:
-            self._mailboxes[name] = InMemoryMailbox(name, body_type, resolver=self)
+            self._mailboxes[name] = InMemoryMailbox(name, body_type, reply_resolver=self)
         return self._mailboxes[name]
 
     def resolve(self, name: str) -> Mailbox[Any]:

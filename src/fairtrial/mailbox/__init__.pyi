@@ -1,11 +1,7 @@
 from fairtrial.mailbox.body import ClaimCheck as ClaimCheck, WireBody as WireBody
 from fairtrial.mailbox.lease import Lease as Lease, LeaseExtender as LeaseExtender
 from fairtrial.mailbox.memory import InMemoryMailbox as InMemoryMailbox
-from fairtrial.mailbox.postgres import (
-    PostgresConnection as PostgresConnection,
-    PostgresMailbox as PostgresMailbox,
-    PostgresMailboxFactory as PostgresMailboxFactory,
-)
+from fairtrial.mailbox.postgres import PostgresConnection as PostgresConnection, PostgresMailbox as PostgresMailbox
 from fairtrial.mailbox.protocol import (
     CompositeResolver as CompositeResolver,
     DeadLetter as DeadLetter,
@@ -24,13 +20,17 @@ from fairtrial.mailbox.redis import (
     RedisMailbox as RedisMailbox,
     RedisMailboxFactory as RedisMailboxFactory,
 )
-from fairtrial.mailbox.server import acknowledge_all as acknowledge_all, reply_all as reply_all, send_all as send_all
+from fairtrial.mailbox.server import (
+    ServerMailboxFactory as ServerMailboxFactory,
+    acknowledge_all as acknowledge_all,
+    reply_all as reply_all,
+    send_all as send_all,
+)
 from fairtrial.mailbox.sqs import (
     S3ClaimCheck as S3ClaimCheck,
     SqsAddress as SqsAddress,
     SqsConnection as SqsConnection,
     SqsMailbox as SqsMailbox,
-    SqsMailboxFactory as SqsMailboxFactory,
 )
 
 __all__: list[str]

@@ -99,8 +99,7 @@ class InMemoryMailbox(Generic[T]):
         name: Its reply address.
         body_type: If given, bodies are serialized by the codec as for a server: bodies that cannot be serialized are
             refused, and the receiver gets a copy. Without it the receiver gets the object that was sent.
-        resolver: Finds the mailbox for a reply address given by name.
-        reply_resolver: An alias of `resolver`.
+        reply_resolver: Finds the mailbox for a reply address given by name.
         clock: The clock for leases and delays.
         max_body_bytes: The size limit of serialized bodies.
     """
@@ -110,7 +109,6 @@ class InMemoryMailbox(Generic[T]):
         name: str = "memory",
         body_type: type[T] | None = None,
         *,
-        resolver: MailboxResolver | None = None,
         reply_resolver: MailboxResolver | None = None,
         clock: Clock = SYSTEM_CLOCK,
         max_body_bytes: int = MAX_BODY_BYTES,
@@ -118,7 +116,7 @@ class InMemoryMailbox(Generic[T]):
         self.name = validate_name(name)
         self.dead_letters = _DeadLetters(self)
         self._kind = body_type
-        self._resolver = resolver or reply_resolver
+        self._resolver = reply_resolver
         self._clock = clock
         self._limit = max_body_bytes
         self._ids = itertools.count(1)

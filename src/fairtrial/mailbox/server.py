@@ -1,18 +1,14 @@
-"""What mailboxes on servers share: many messages at once, reads in the background, settings."""
+"""What mailboxes on servers share: connections, settings, replies, workers, many messages at once."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
 
-from fairtrial.base.backoff import retry_while_unavailable
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -21,19 +17,16 @@ from fairtrial.errors import (
     MailboxClosedError,
     MailboxConnectionError,
     MailboxError,
-    NewerFormatError,
+    MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, ClaimCheck, check_body_type, decode_body, unseal
-from fairtrial.mailbox.protocol import (
-    CompositeResolver,
-    Mailbox,
-    MailboxFactory,
-    MailboxResolver,
-    Message,
-    Receipt,
-    validate_name,
-)
+from fairtrial.mailbox.body import check_body_type, encode_body, queue_key, readable, seal
+from fairtrial.mailbox.protocol import CompositeResolver, Mailbox, MailboxResolver, Message, validate_name
+
+if TYPE_CHECKING:
+    from fairtrial.mailbox.receive import BackgroundReads
+
+_UNANNOUNCED_SECONDS = 45.0  # A process that never announced itself is lost after this time; a receive may last 20 s.
 
 ANNOUNCEMENT_SECONDS = 15.0
 """How long the announcement of a worker is valid: three times the interval at which workers announce themselves."""
@@ -78,6 +71,24 @@ class Readers:
     readers: tuple[Reader, ...]
     oldest_seconds: float | None
 
+    def serving(self, announced: Iterable[tuple[str, str, float]]) -> Sequence[ServingWorker]:
+        """Return the workers among them, from their announcements: name, reader and the seconds until it expires.
+
+        A worker is lost when its announcement has expired. A process that never announced itself is lost when it holds
+        leases and has not received for a while.
+        """
+        readers = {reader.name: reader for reader in self.readers}
+        workers: list[ServingWorker] = []
+        for name, token, left in announced:
+            reader = readers.pop(token, Reader(token, 0, float("inf")))
+            silent = min(reader.idle_seconds, max(0.0, ANNOUNCEMENT_SECONDS - left))
+            workers.append(ServingWorker(name, left > 0, silent, reader.in_flight, reader.leased_seconds))
+        for name, reader in readers.items():
+            alive = reader.idle_seconds < _UNANNOUNCED_SECONDS
+            if alive or reader.in_flight:
+                workers.append(ServingWorker(name, alive, reader.idle_seconds, reader.in_flight, reader.leased_seconds))
+        return sorted(workers, key=lambda worker: (not worker.alive, worker.name))
+
 
 async def send_all(mailbox: Mailbox[Any], bodies: Sequence[Any], *, reply_to: str | Mailbox[Any] | None = None) -> None:
     """Send all bodies.
@@ -85,9 +96,8 @@ async def send_all(mailbox: Mailbox[Any], bodies: Sequence[Any], *, reply_to: st
     Raises:
         MailboxError: not all of them were sent; some may have been.
     """
-    offered = getattr(mailbox, "send_all", None)
-    if offered is not None:
-        await offered(bodies, reply_to=reply_to)
+    if hasattr(mailbox, "send_all"):
+        await mailbox.send_all(bodies, reply_to=reply_to)
     else:
         await asyncio.gather(*(mailbox.send(body, reply_to=reply_to) for body in bodies))
 
@@ -98,9 +108,8 @@ async def reply_all(mailbox: Mailbox[Any], replies: Sequence[tuple[Message[Any],
     Raises:
         MailboxError: not all of them were sent; some may have been.
     """
-    offered = getattr(mailbox, "reply_all", None)
-    if offered is not None:
-        await offered(replies)
+    if hasattr(mailbox, "reply_all"):
+        await mailbox.reply_all(replies)
     else:
         await asyncio.gather(*(message.reply(body) for message, body in replies))
 
@@ -135,11 +144,7 @@ async def _acknowledged(message: Message[Any]) -> bool:
 
 async def asked_from(mailbox: Mailbox[Any], address: str) -> bool | None:
     """Return whether a message in this mailbox has this reply address; None if the mailbox cannot tell."""
-    offered = getattr(mailbox, "asked_from", None)
-    if offered is None:
-        return None
-    found: bool = await offered(address)
-    return found
+    return await mailbox.asked_from(address) if hasattr(mailbox, "asked_from") else None
 
 
 async def announce(mailbox: Mailbox[Any], worker: str, fingerprint: str, seconds: float) -> None:
@@ -147,133 +152,18 @@ async def announce(mailbox: Mailbox[Any], worker: str, fingerprint: str, seconds
 
     Does nothing if the mailbox does not support announcements.
     """
-    offered = getattr(mailbox, "announce", None)
-    if offered is not None:
-        await offered(worker, fingerprint, seconds)
+    if hasattr(mailbox, "announce"):
+        await mailbox.announce(worker, fingerprint, seconds)
 
 
 async def announced(mailbox: Mailbox[Any]) -> Sequence[str] | None:
     """Return the fingerprint of each worker of this mailbox, empty if it accepts any code; None if unsupported."""
-    offered = getattr(mailbox, "announced", None)
-    if offered is None:
-        return None
-    fingerprints: Sequence[str] = await offered()
-    return fingerprints
+    return await mailbox.announced() if hasattr(mailbox, "announced") else None
 
 
 async def workers(mailbox: Mailbox[Any]) -> Sequence[ServingWorker]:
     """Return the workers of this mailbox, including lost ones; empty if the mailbox does not support this."""
-    offered = getattr(mailbox, "workers", None)
-    if offered is None:
-        return ()
-    found: Sequence[ServingWorker] = await offered()
-    return found
-
-
-_log = logging.getLogger(__name__)
-_MISSING_BLOB_DELAY = 5.0
-RETURN_SECONDS = 5.0
-"""How long returning a message is retried while its server does not answer; after that, its lease has to expire."""
-
-
-class Unreadable(Enum):
-    """Instead of a body: the message was settled, and there is nothing to deliver."""
-
-    UNREADABLE = "unreadable"
-
-
-UNREADABLE = Unreadable.UNREADABLE
-
-
-class BodySource[T](Protocol):
-    """What reading needs to know of a mailbox."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        ...
-
-    @property
-    def body_type(self) -> type[T]:
-        """The type of bodies."""
-        ...
-
-    @property
-    def key(self) -> bytes | None:
-        """The key that signs bodies; None if they are not signed."""
-        ...
-
-    @property
-    def claim_check(self) -> ClaimCheck | None:
-        """The store for large bodies."""
-        ...
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The size limit of bodies on the server."""
-        ...
-
-
-async def read_body[T](
-    mailbox: BodySource[T], receipt: Receipt, id: str, data: bytes | None, claim: bytes | None, reply_to: str
-) -> T | Literal[Unreadable.UNREADABLE]:
-    """Return the body of a message that was received, or settle the message if its body cannot be read.
-
-    Args:
-        mailbox: The mailbox that it comes from.
-        receipt: The receipt, to settle it: as a dead letter, or for later if another worker may read it.
-        id: The id of the message, for log records.
-        data: The body as it was sent; None if it is in the claim check.
-        claim: The hash of a body in the claim check.
-        reply_to: The reply address, which is signed with the body.
-    """
-    try:
-        if data is None or len(data) > mailbox.max_body_bytes:
-            data = await _fetch(mailbox, data, claim)
-        return decode_body(mailbox.body_type, unseal(data, mailbox.key, mailbox.name, reply_to))
-    except NewerFormatError as error:
-        # Not damaged: a worker of a newer version can read it.
-        _log.warning("handing message %s of %s back to newer workers: %s", id, mailbox.name, error)
-        await _settle(mailbox.name, receipt.nack(NEWER_FORMAT_DELAY, counted=False))
-    except (BodyError, CodecError) as error:
-        await _settle(mailbox.name, receipt.dead_letter(f"the body cannot be read: {error}", "BodyError"))
-    except OSError as error:
-        _log.warning("the body of message %s of %s cannot be fetched: %s", id, mailbox.name, error)
-        await _settle(mailbox.name, receipt.nack(_MISSING_BLOB_DELAY, counted=False))
-    except Exception as error:  # An arbitrary error of a user's validator.
-        reason = f"reading the body failed: {type(error).__name__}: {error}"
-        await _settle(mailbox.name, receipt.dead_letter(reason, "BodyError"))
-    return UNREADABLE
-
-
-async def hand_back_all(mailbox: str, receipts: Sequence[Receipt]) -> None:
-    """Hand back messages that were received and not returned to a caller."""
-    doing = f"handing back a message of {mailbox}"
-    backs = (
-        retry_while_unavailable(partial(receipt.nack, 0, counted=False), doing, _log, seconds=RETURN_SECONDS)
-        for receipt in receipts
-    )
-    for outcome in await asyncio.gather(*backs, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            _log.warning("a message of %s will be redelivered when its lease expires: %s", mailbox, outcome)
-
-
-async def _fetch[T](mailbox: BodySource[T], data: bytes | None, claim: bytes | None) -> bytes:
-    if data is not None:
-        raise BodyError(f"the body must have at most {mailbox.max_body_bytes} bytes (got {len(data)})")
-    if claim is None:
-        raise BodyError("the message has no body")
-    if mailbox.claim_check is None:
-        raise BodyError("it is in a claim check, and this mailbox has none")
-    return await mailbox.claim_check.fetch(claim.decode("utf-8", "replace"))
-
-
-async def _settle(mailbox: str, settling: Awaitable[None]) -> None:
-    try:
-        await settling
-    except MailboxError as error:
-        # One invalid message must not affect the others; it is redelivered when its lease expires.
-        _log.warning("a message of %s could not be dead-lettered: %s", mailbox, error)
+    return await mailbox.workers() if hasattr(mailbox, "workers") else ()
 
 
 T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
@@ -284,9 +174,19 @@ class ServerConnection:
 
     server: ClassVar[str]
     """The server's name in messages."""
+    required: ClassVar[str]
+    """What a mailbox without a connection says."""
 
-    _closed: bool
-    _loop: asyncio.AbstractEventLoop | None
+    def __init__(self, address: Any) -> None:
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def of(cls, source: Any) -> Self:
+        """Return the connection, or a new one to an address."""
+        if source is None:
+            raise ConfigurationError(cls.required)
+        return source if isinstance(source, cls) else cls(source)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -312,28 +212,78 @@ class ServerConnection:
 
 
 class ServerMailbox(Generic[T]):
-    """The base of mailboxes on a server. Each sets what is declared here before it is used."""
+    """The base of mailboxes on a server."""
 
     server: ClassVar[str]
     """The server's name in messages."""
+    large_bodies: ClassVar[str] = "give the mailbox a claim check, which keeps large bodies in a shared folder"
+    """What the error of a body that is too large advises."""
 
-    name: str
-    body_type: type[Any]
-    _closed: bool
-    _resolver: MailboxResolver | None
+    connection_type: ClassVar[type[ServerConnection]]
+    connection: Any
+    _receiver: BackgroundReads[T]
     _neighbours: CompositeResolver | None = None
 
+    def __init__(
+        self,
+        name: str,
+        body_type: type[Any] = object,
+        connection: Any = None,
+        *,
+        reply_resolver: MailboxResolver | None = None,
+        claim_check: Any = None,
+        max_body_bytes: int = 0,
+        ttl_seconds: float | None = None,
+        create: bool = True,
+    ) -> None:
+        if ttl_seconds is not None and ttl_seconds < 1:
+            raise ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
+        self.name = validate_name(name)
+        self.body_type: type[Any] = body_type
+        self.claim_check = claim_check
+        self.max_body_bytes = max_body_bytes
+        self.key = queue_key()
+        self.connection = self.connection_type.of(connection)
+        self._owns_connection = self.connection is not connection
+        self._resolver = reply_resolver
+        self._ttl = ttl_seconds
+        self._create = create
+        self._refresher: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.connection!r})"
+
     async def open(self, *, again: bool = False) -> Any:
-        """Create the mailbox if it does not exist."""
+        """Create the mailbox if it does not exist. Receiving does it too; a reply address must be opened first."""
+        raise NotImplementedError
+
+    async def receive(
+        self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
+    ) -> Sequence[Message[T]]:
+        """Receive up to `max_messages`; see `Mailbox.receive`. A cancelled receive loses nothing."""
+        await self.open()
+        return await self._receiver.receive(max_messages, visibility_timeout, wait_time_seconds)
+
+    def renew(self, receipts: Sequence[Any], seconds: float) -> Sequence[bool]:
+        """Renew each lease for `seconds` from now; False for those that are lost. May be called from any thread."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Close the mailbox."""
-        raise NotImplementedError
-
-    def _factory(self) -> MailboxFactory:
-        """Return what makes the mailboxes of reply addresses, on the same server."""
-        raise NotImplementedError
+        """Return messages that were received and not handed out, and close connections. Idempotent."""
+        if self._closed:
+            return
+        if self._refresher is not None:
+            self._refresher.cancel()
+            await asyncio.wait([self._refresher])
+        await self._receiver.close()
+        try:
+            await self._retire()
+        except MailboxError:
+            pass  # The server is unavailable: what this object has there expires.
+        self._closed = True
+        if self._owns_connection:
+            await self.connection.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -356,6 +306,19 @@ class ServerMailbox(Generic[T]):
         if self.body_type is object:
             self.body_type = kind
         check_body_type(self.name, self.body_type, kind)
+
+    def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> Mailbox[R]:
+        """Create a mailbox for replies to messages of this one, on the same server, which expires with its owner."""
+        kind: Any = type(self)
+        made: Mailbox[R] = kind(
+            name,
+            body_type,
+            self.connection,
+            claim_check=self.claim_check,
+            max_body_bytes=self.max_body_bytes,
+            ttl_seconds=ttl_seconds,
+        )
+        return made
 
     async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
         """Send a reply to the reply address of a message."""
@@ -380,15 +343,75 @@ class ServerMailbox(Generic[T]):
             except MailboxClosedError as error:
                 raise ReplyNotAvailableError(str(error)) from None
 
+    async def claimed_body(self, claim: str) -> bytes:
+        """Return a body from the claim check.
+
+        Raises:
+            BodyError: the body is missing or damaged, or there is no claim check.
+            OSError: the claim check cannot be read at present.
+        """
+        if self.claim_check is None:
+            raise BodyError("it is in a claim check, and this mailbox has none")
+        body: bytes = await self.claim_check.fetch(claim)
+        return body
+
+    async def display_text(self, data: bytes, *, claimed: bool) -> str:
+        """Return a body as text for a dead letter, or the hash by which the claim check does not find it."""
+        if claimed:
+            claim = data.decode("utf-8", "replace")
+            try:
+                data = await self.claimed_body(claim)
+            except (BodyError, OSError):
+                return f"sha256:{claim}"
+        return readable(data).decode("utf-8", "replace")
+
+    async def _retire(self) -> None:
+        """Remove what this object has on the server."""
+        raise NotImplementedError
+
+    async def _refresh(self, ttl: float) -> Any:
+        """Let the mailbox expire after this time."""
+        raise NotImplementedError
+
+    def _keep_refreshed(self) -> None:
+        if self._ttl is not None and self._refresher is None:
+            self._refresher = asyncio.get_running_loop().create_task(self._refresh_always(self._ttl))
+
+    async def _refresh_always(self, ttl: float) -> None:
+        while True:
+            await asyncio.sleep(ttl / 3)
+            try:
+                await self._refresh(ttl)
+            except MailboxError:
+                pass  # The next receive recreates the mailbox if it was deleted.
+
+    async def _pack(self, body: Any, address: str) -> tuple[bool, bytes]:
+        """Return whether the body of a message is in the claim check, and the bytes to send: the body or its hash."""
+        try:
+            data = seal(encode_body(body), self.key, self.name, address)
+        except CodecError as error:
+            raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+        if self.claim_check is not None and len(data) > min(self.max_body_bytes, self.claim_check.threshold):
+            return True, (await self.claim_check.keep(data)).encode()
+        if len(data) > self.max_body_bytes:
+            raise MessageTooLargeError(
+                f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(data)}); "
+                f"{self.large_bodies}"
+            )
+        return False, data
+
     def _resolved(self, address: str) -> Mailbox[Any]:
         if self._resolver is not None:
             return self._resolver.resolve(address)
         if self._neighbours is None:
-            self._neighbours = CompositeResolver(factory=self._factory())
+            factory: Any = ServerMailboxFactory(type(self), self.connection, claim_check=self.claim_check)
+            self._neighbours = CompositeResolver(factory=factory)
         return self._neighbours.resolve(address)
 
-    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
+    async def _address(self, reply_to: str | Mailbox[Any] | None) -> str:
         """Return the reply address of a mailbox, which is opened: a reply never creates one."""
+        if reply_to is None:
+            return ""
         if isinstance(reply_to, str):
             return validate_name(reply_to)
         if isinstance(reply_to, ServerMailbox) and reply_to.server == self.server:
@@ -399,3 +422,32 @@ class ServerMailbox(Generic[T]):
                 f"(got {reply_to!r}): the worker that replies may be another process"
             )
         return reply_to.name
+
+
+class ServerMailboxFactory[M: ServerMailbox[Any]]:
+    """Creates objects for sending to mailboxes on one server. They never create a mailbox.
+
+    Args:
+        mailbox_type: The class of the mailboxes.
+        connection: A connection, or the address of a server.
+        body_type: The type of bodies, for receiving.
+        claim_check: The store for large bodies.
+    """
+
+    def __init__(
+        self, mailbox_type: type[M], connection: Any, body_type: type[Any] = object, *, claim_check: Any = None
+    ) -> None:
+        self.connection = mailbox_type.connection_type.of(connection)
+        self._owns_connection = self.connection is not connection
+        self._mailbox_type = mailbox_type
+        self._body_type = body_type
+        self._claim_check = claim_check
+
+    def create(self, name: str) -> M:
+        """Return an object for sending to the mailbox with this name."""
+        return self._mailbox_type(name, self._body_type, self.connection, claim_check=self._claim_check, create=False)
+
+    async def close(self) -> None:
+        """Close the connection, if it was opened here."""
+        if self._owns_connection:
+            await self.connection.close()

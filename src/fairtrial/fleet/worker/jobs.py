@@ -16,7 +16,7 @@ from fairtrial.errors import ConfigurationError, FairtrialError, LeaseLostError
 from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
 from fairtrial.mailbox.lease import Lease, LeaseExtender
 from fairtrial.mailbox.protocol import Message
-from fairtrial.mailbox.server import RETURN_SECONDS
+from fairtrial.mailbox.receive import RETURN_SECONDS
 from fairtrial.runs.events import trial_fields
 from fairtrial.trials.context import TrialKey
 

@@ -8,6 +8,6 @@ except ImportError as error:
     raise MissingExtraError("a mailbox on PostgreSQL", "postgres") from error
 
 from fairtrial.mailbox.postgres.connection import PostgresConnection
-from fairtrial.mailbox.postgres.mailbox import PostgresMailbox, PostgresMailboxFactory
+from fairtrial.mailbox.postgres.mailbox import PostgresMailbox
 
-__all__ = ["PostgresConnection", "PostgresMailbox", "PostgresMailboxFactory"]
+__all__ = ["PostgresConnection", "PostgresMailbox"]

@@ -7,7 +7,7 @@ import logging
 import secrets
 import select
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,12 +25,14 @@ from fairtrial.errors import (
     MailboxError,
     MailboxFullError,
 )
+from fairtrial.mailbox.batcher import Batch, Batcher
 from fairtrial.mailbox.postgres.statements import (
     FIND_VERSION,
+    MAX_BYTES,
+    MAX_OPERATIONS,
     MIGRATION_LOCK,
     MIGRATIONS,
     SCHEMA_VERSION,
-    StatementBatcher,
 )
 from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.bulk import (
@@ -244,27 +246,22 @@ class PostgresConnection(ServerConnection):
     """
 
     server = "PostgreSQL"
+    required = "a PostgreSQL mailbox requires a connection: a URL, or a PostgresConnection"
 
     def __init__(self, url: str, *, timeout_seconds: float = 10.0, max_connections: int = MAX_CONNECTIONS) -> None:
         if max_connections < 1:
             raise ConfigurationError(f"max_connections must be at least 1 (got {max_connections})")
+        super().__init__(url)
         self._parameters, self.pooled = _parse(url)
         self._parameters["connect_timeout"] = max(2, round(timeout_seconds))
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self._free = asyncio.Semaphore(max_connections)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._under_way: set[asyncio.Task[Rows]] = set()
         self._prepared = False
         self._preparing = asyncio.Lock()
-        self._closed = False
-        self.batcher = StatementBatcher()
+        self.batcher = Batcher(self.server, _run_batches, MAX_OPERATIONS, MAX_BYTES)
         self.listener = Listener(self._connect, self._notify)
         self.renewals = RenewalConnection(self._conninfo(), self._prepare_threshold())
-
-    @classmethod
-    def of(cls, source: PostgresSource) -> PostgresConnection:
-        """Return a connection for a URL, or the connection itself."""
-        return source if isinstance(source, PostgresConnection) else cls(source)
 
     @property
     def address(self) -> str:
@@ -282,14 +279,7 @@ class PostgresConnection(ServerConnection):
         Raises:
             MailboxError: an error of the server or the connection.
         """
-        self.check_loop()
-        task = asyncio.ensure_future(self._run(statement, parameters))
-        self._under_way.add(task)
-        task.add_done_callback(self._done)
-        try:
-            return await asyncio.shield(task)
-        except (psycopg.Error, OSError) as error:
-            raise translated(error, doing) from None
+        return await self._finish(doing, self._run(statement, parameters))
 
     async def ask(self, doing: str, statement: str) -> Rows:
         """Run a statement that needs none of our tables, and create none."""
@@ -301,14 +291,7 @@ class PostgresConnection(ServerConnection):
 
     async def change(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> int:
         """Run a statement that returns no rows, and return the number of rows that it changed."""
-        self.check_loop()
-        task = asyncio.ensure_future(self._run(statement, parameters, counted=True))
-        self._under_way.add(task)
-        task.add_done_callback(self._done)
-        try:
-            ((count,),) = await asyncio.shield(task)
-        except (psycopg.Error, OSError) as error:
-            raise translated(error, doing) from None
+        ((count,),) = await self._finish(doing, self._run(statement, parameters, counted=True))
         return int(count)
 
     async def close(self) -> None:
@@ -324,6 +307,20 @@ class PostgresConnection(ServerConnection):
             await connection.close()
         self._idle.clear()
         self.renewals.close()
+
+    async def _finish(self, doing: str, running: Coroutine[Any, Any, Rows]) -> Rows:
+        try:
+            self.check_loop()
+        except MailboxError:
+            running.close()
+            raise
+        task = asyncio.ensure_future(running)
+        self._under_way.add(task)
+        task.add_done_callback(self._done)
+        try:
+            return await asyncio.shield(task)
+        except (psycopg.Error, OSError) as error:
+            raise translated(error, doing) from None
 
     def _done(self, task: asyncio.Task[Rows]) -> None:
         self._under_way.discard(task)
@@ -431,6 +428,12 @@ class PostgresConnection(ServerConnection):
             return max(int(found), SCHEMA_VERSION)
 
 
+async def _run_batches(batches: Sequence[Batch]) -> Sequence[Any]:
+    """Execute the operations of batches, which are keyed by a function and the mailbox that it takes."""
+    running = (operation(mailbox, batch.items) for batch in batches for operation, mailbox in [batch.key])
+    return await asyncio.gather(*running, return_exceptions=True)
+
+
 class RenewalConnection:
     """A connection for threads, opened on first use."""
 
@@ -441,7 +444,7 @@ class RenewalConnection:
         self._closed = False
         self._connection: psycopg.Connection[Any] | None = None
 
-    def run(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+    def run(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> Rows:
         """Run a statement and return its rows.
 
         Raises:

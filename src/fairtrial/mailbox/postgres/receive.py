@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
-from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, MailboxClosedError, MailboxError
-from fairtrial.mailbox.body import ClaimCheck, readable
-from fairtrial.mailbox.postgres.connection import PostgresConnection, RenewalConnection, Rows
+from fairtrial.errors import ConfigurationError
+from fairtrial.mailbox.postgres.connection import Rows
 from fairtrial.mailbox.postgres.statements import (
     ACKNOWLEDGE,
     CHANNEL,
@@ -24,118 +23,75 @@ from fairtrial.mailbox.postgres.statements import (
     EXTEND,
     NACK,
     NEXT_DUE,
-    RENEW,
     RETRY,
 )
-from fairtrial.mailbox.protocol import DeadLetter, Message, Renewer, validate_receive
-from fairtrial.mailbox.server import UNREADABLE, BodySource, hand_back_all, read_body
+from fairtrial.mailbox.protocol import DeadLetter, Message, validate_receive
+from fairtrial.mailbox.receive import BackgroundReads, ServerReceipt
 
-CHUNK = 1000
+if TYPE_CHECKING:
+    from fairtrial.mailbox.postgres.mailbox import PostgresMailbox
+
 _MAX_REASON = 2000
 
 
-class PostgresQueue(Protocol):
-    """The interface of a mailbox for its receipts."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Settlement:
+    """Settles many deliveries with one statement; tells for each item whether its lease was valid."""
 
-    @property
-    def name(self) -> str:
-        """The name."""
-        ...
+    doing: str
+    statement: str
+    names: Sequence[str] = ("ids", "leases")
 
-    @property
-    def connection(self) -> PostgresConnection:
-        """The connection to PostgreSQL."""
-        ...
-
-    @property
-    def renewer(self) -> Renewer:
-        """Renews the leases of this mailbox."""
-        ...
-
-    @property
-    def settlement(self) -> Settlement:
-        """Settles deliveries in batches."""
-        ...
-
-    def check_open(self) -> None:
-        """Raise `MailboxClosedError` after `close`."""
-        ...
-
-    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send a reply to the reply address of a message."""
-        ...
+    async def __call__(self, mailbox: PostgresMailbox[Any], items: Sequence[tuple[Any, ...]]) -> Sequence[bool]:
+        """Settle deliveries of a mailbox, each given by its row, its lease and further values."""
+        rows = await mailbox.connection.run(
+            f"{self.doing} messages of {mailbox.name}", self.statement, columns(self.names, items)
+        )
+        if self.statement is NACK:
+            rows = [(id,) for ids, _ in rows for id in ids]
+        return kept(rows, [item[0] for item in items])
 
 
-class PostgresReceipt:
+ACKNOWLEDGING = Settlement("acknowledging", ACKNOWLEDGE)
+_NACKING = Settlement("giving back", NACK, ("ids", "leases", "delays", "counted"))
+_EXTENDING = Settlement("extending", EXTEND, ("ids", "leases", "seconds"))
+_DEAD_LETTERING = Settlement("setting aside", DEAD_LETTER, ("ids", "leases", "reasons", "errors"))
+
+
+class PostgresReceipt(ServerReceipt):
     """The handle of one delivery: its row and the token of its lease."""
 
-    __slots__ = ("lease", "mailbox", "row")
+    __slots__ = ("lease", "row")
 
-    def __init__(self, mailbox: PostgresQueue, row: int, lease: int) -> None:
+    mailbox: PostgresMailbox[Any]
+
+    def __init__(self, mailbox: PostgresMailbox[Any], row: int, lease: int) -> None:
         self.mailbox = mailbox
+        self.message_id = str(row)
         self.row = row
         self.lease = lease
 
-    @property
-    def renewer(self) -> Renewer:
-        """The renewer for this lease and others of the same mailbox."""
-        return self.mailbox.renewer
-
     async def acknowledge(self) -> None:
         """See `Message.acknowledge`."""
-        await self._settle(self.mailbox.settlement.acknowledge, ())
+        await self._settle(ACKNOWLEDGING)
 
     async def nack(self, delay: float, *, counted: bool) -> None:
         """See `Receipt.nack`."""
-        await self._settle(self.mailbox.settlement.nack, (float(delay), int(counted)))
+        await self._settle(_NACKING, float(delay), int(counted))
 
     async def extend(self, seconds: float) -> None:
         """See `Message.extend_visibility`."""
-        await self._settle(self.mailbox.settlement.extend, (float(seconds),))
+        await self._settle(_EXTENDING, float(seconds))
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """See `Message.dead_letter`."""
-        await self._settle(self.mailbox.settlement.dead_letter, (_storable(reason), _storable(error)))
+        await self._settle(_DEAD_LETTERING, _storable(reason), _storable(error))
 
-    async def reply(self, address: str | None, body: Any) -> str:
-        """See `Message.reply`."""
-        return await self.mailbox.send_reply(str(self.row), address, body)
-
-    async def _settle(self, operation: Any, args: tuple[Any, ...]) -> None:
+    async def _settle(self, settlement: Settlement, *args: Any) -> None:
         mailbox = self.mailbox
         mailbox.check_open()
-        item = (self.row, self.lease, *args)
-        if not await mailbox.connection.batcher.submit(operation, mailbox.name, item):
-            raise LeaseLostError(
-                f"the lease of message {self.row} of {mailbox.name} was lost: it expired, or the message was settled "
-                "before"
-            )
-
-
-class Settlement:
-    """Settles many deliveries with one statement; each operation tells for each item whether its lease was valid.
-
-    Its methods are the operations of a `StatementBatcher`, so each exists once.
-    """
-
-    def __init__(self, connection: PostgresConnection) -> None:
-        self._connection = connection
-        names = ("ids", "leases")
-        self.acknowledge = partial(self._run, "acknowledging", ACKNOWLEDGE, names)
-        self.nack = partial(self._nack, (*names, "delays", "counted"))
-        self.extend = partial(self._run, "extending", EXTEND, (*names, "seconds"))
-        self.dead_letter = partial(self._run, "setting aside", DEAD_LETTER, (*names, "reasons", "errors"))
-
-    async def _nack(self, names: Sequence[str], mailbox: str, items: Sequence[tuple[Any, ...]]) -> Sequence[bool]:
-        doing = f"giving back messages of {mailbox}"
-        rows = await self._connection.run(doing, NACK, _columns(names, items))
-        return _kept([(id,) for ids, _ in rows for id in ids], [item[0] for item in items])
-
-    async def _run(
-        self, doing: str, statement: str, names: Sequence[str], mailbox: str, items: Sequence[tuple[Any, ...]]
-    ) -> Sequence[bool]:
-        rows = await self._connection.run(f"{doing} messages of {mailbox}", statement, _columns(names, items))
-        return _kept(rows, [item[0] for item in items])
+        if not await mailbox.connection.batcher.submit((settlement, mailbox), (self.row, self.lease, *args)):
+            raise self.lost()
 
 
 def settle_within(
@@ -150,36 +106,20 @@ def settle_within(
         receipts: The deliveries.
         deaths: The reason and the error of each, if they become dead letters; otherwise they are acknowledged.
     """
-    leases = [(receipt.row, receipt.lease) for receipt in receipts]
-    if deaths is None:
-        return len(list(execute(ACKNOWLEDGE, _columns(("ids", "leases"), leases))))
-    items = [(*lease, _storable(why), _storable(error)) for lease, (why, error) in zip(leases, deaths, strict=True)]
-    return len(list(execute(DEAD_LETTER, _columns(("ids", "leases", "reasons", "errors"), items))))
+    settlement = ACKNOWLEDGING if deaths is None else _DEAD_LETTERING
+    items = [
+        (receipt.row, receipt.lease, *map(_storable, death))
+        for receipt, death in zip(receipts, repeat((), len(receipts)) if deaths is None else deaths, strict=True)
+    ]
+    return len(list(execute(settlement.statement, columns(settlement.names, items))))
 
 
-class PostgresRenewer:
-    """Renews the leases of a mailbox from any thread."""
-
-    def __init__(self, connection: RenewalConnection) -> None:
-        self._connection = connection
-
-    def renew(self, receipts: Sequence[PostgresReceipt], seconds: float) -> Sequence[bool]:
-        """Renew each lease for `seconds` from now; False for those that are lost."""
-        kept: list[bool] = []
-        for start in range(0, len(receipts), CHUNK):
-            chunk = receipts[start : start + CHUNK]
-            columns = _columns(("ids", "leases"), [(receipt.row, receipt.lease) for receipt in chunk])
-            rows = self._connection.run("renewing leases", RENEW, {**columns, "seconds": float(seconds)})
-            kept += _kept(list(rows), [receipt.row for receipt in chunk])
-        return kept
-
-
-def _columns(names: Sequence[str], items: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+def columns(names: Sequence[str], items: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
     """Return the items as one array for each parameter."""
     return dict(zip(names, map(list, zip(*items, strict=True)), strict=True))
 
 
-def _kept(rows: Rows, ids: Sequence[int]) -> list[bool]:
+def kept(rows: Rows, ids: Sequence[int]) -> list[bool]:
     """Return for each id whether its row was changed; a second settlement of the same delivery was not."""
     changed = {row[0] for row in rows}
     answers = []
@@ -193,7 +133,6 @@ def _storable(text: str) -> str:
     return text[:_MAX_REASON].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
-_log = logging.getLogger(__name__)
 _LISTENING_SECONDS = 10.0
 """The longest wait between two looks while notifications arrive and no lease or delay ends sooner."""
 _BRIEF = 0.05
@@ -204,28 +143,14 @@ _LONGEST_POLL = 0.25
 _REOPEN_SECONDS = 5.0
 
 
-class ReceivingMailbox[T](PostgresQueue, BodySource[T], Protocol):
-    """The interface of a mailbox for its receiver."""
-
-    @property
-    def holder(self) -> int:
-        """The number of this object, stored with its leases."""
-        ...
-
-    async def open(self, *, again: bool = False) -> int:
-        """Create the mailbox if it does not exist, and return its id."""
-        ...
-
-
-class RowReceiver[T]:
+class RowReceiver[T](BackgroundReads[T]):
     """Receives messages from one mailbox."""
 
-    def __init__(self, mailbox: ReceivingMailbox[T]) -> None:
-        self._mailbox = mailbox
-        self._background: set[asyncio.Task[None]] = set()
-        self._claiming: set[asyncio.Task[Any]] = set()
+    _mailbox: PostgresMailbox[T]
+
+    def __init__(self, mailbox: PostgresMailbox[T]) -> None:
+        super().__init__(mailbox)
         self._waiting: set[asyncio.Event] = set()
-        self._closing = False
 
     async def receive(self, max_messages: int, visibility: float, wait: float) -> Sequence[Message[T]]:
         """See `Mailbox.receive`."""
@@ -255,7 +180,8 @@ class RowReceiver[T]:
         poll, opened = _FIRST_POLL, loop.time()
         while True:
             event.clear()
-            messages = await self._take(count, visibility)
+            self._check_open()
+            messages = await self._messages(await self._read(self._claim(count, visibility)))
             left = end - loop.time()
             if messages or left <= 0:
                 return messages
@@ -286,35 +212,12 @@ class RowReceiver[T]:
 
     async def close(self) -> None:
         """End all waits, and hand back the messages that unfinished and cancelled receives claimed."""
-        self._closing = True
         for event in self._waiting:
             event.set()
-        while self._claiming or self._background:
-            await asyncio.wait({*self._claiming, *self._background})
-            await asyncio.sleep(0)  # Let waiting callers end and hand back their messages.
+        await super().close()
 
-    async def _take(self, count: int, seconds: float) -> Sequence[Message[T]]:
-        self._check_open()
+    async def _claim(self, count: int, seconds: float) -> Sequence[tuple[PostgresReceipt, tuple[Any, ...]]]:
         lease = secrets.randbits(62) + 1
-        claiming = asyncio.ensure_future(self._claim(count, seconds, lease))
-        self._claiming.add(claiming)
-        claiming.add_done_callback(self._claimed)
-        try:
-            # Shielded: if a claim is aborted, its messages are not redelivered until the lease expires.
-            rows = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            self._run_in_background(self._return(claiming, lease))
-            raise
-        if self._closing:
-            self._run_in_background(self._hand_back(rows, lease))
-            self._check_open()
-        try:
-            return [message for row in rows if (message := await self._message(row, lease)) is not None]
-        except asyncio.CancelledError:
-            self._run_in_background(self._hand_back(rows, lease))
-            raise
-
-    async def _claim(self, count: int, seconds: float, lease: int) -> Rows:
         parameters = {
             "name": self._mailbox.name,
             "count": count,
@@ -324,48 +227,16 @@ class RowReceiver[T]:
         }
         rows = await self._mailbox.connection.run(f"receiving from {self._mailbox.name}", CLAIM, parameters)
         rows.sort(key=lambda row: (row[7], row[0]))  # Whatever waited longest is first.
-        return rows
+        return [(PostgresReceipt(self._mailbox, row[0], lease), row) for row in rows]
 
-    def _claimed(self, task: asyncio.Task[Any]) -> None:
-        self._claiming.discard(task)
-        if not task.cancelled():
-            task.exception()  # Mark as retrieved: a cancelled caller will not do so.
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
-        self._mailbox.check_open()
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _return(self, claiming: asyncio.Task[Rows], lease: int) -> None:
-        try:
-            rows = await claiming
-        except MailboxError:
-            return
-        await self._hand_back(rows, lease)
-
-    async def _hand_back(self, rows: Rows, lease: int) -> None:
-        """Hand back messages that were not returned to a caller."""
-        await hand_back_all(self._mailbox.name, [PostgresReceipt(self._mailbox, row[0], lease) for row in rows])
-
-    async def _message(self, row: tuple[Any, ...], lease: int) -> Message[T] | None:
-        id, data, kept, deliveries, expiries, reply_to, waited, _ = row
-        receipt = PostgresReceipt(self._mailbox, id, lease)
-        wire, claim = (None, bytes(data)) if kept else (bytes(data), None)
-        body = await read_body(self._mailbox, receipt, str(id), wire, claim, reply_to or "")
-        if body is UNREADABLE:
-            return None
-        return Message(
-            str(id),
-            body,
+    async def _message(self, receipt: PostgresReceipt, content: tuple[Any, ...]) -> Message[T] | None:
+        _, data, kept, deliveries, expiries, reply_to, waited, _ = content
+        return await self._read_message(
             receipt,
+            self._mailbox.claimed_body(bytes(data).decode("utf-8", "replace")) if kept else bytes(data),
+            reply_to or "",
             delivery_count=deliveries,
             expiries=expiries,
-            reply_to=reply_to,
             waited_seconds=max(0.0, waited),
         )
 
@@ -388,19 +259,10 @@ def _spread() -> float:
 _MAX_ID = 2**63 - 1
 
 
-class MailboxWithClaims(PostgresQueue, Protocol):
-    """The interface of a mailbox for its dead letters."""
-
-    @property
-    def claim_check(self) -> ClaimCheck | None:
-        """The store for large bodies."""
-        ...
-
-
 class PostgresDeadLetters:
     """The dead letters of one mailbox."""
 
-    def __init__(self, mailbox: MailboxWithClaims) -> None:
+    def __init__(self, mailbox: PostgresMailbox[Any]) -> None:
         self._mailbox = mailbox
 
     async def count(self) -> int:
@@ -421,29 +283,15 @@ class PostgresDeadLetters:
 
     async def drop(self, *ids: str) -> int:
         """Delete these; returns their number."""
-        self._mailbox.check_open()
-        parameters = {"name": self._mailbox.name, "ids": _numbers(ids)}
-        return await self._mailbox.connection.change(f"dropping dead letters of {self._mailbox.name}", DROP, parameters)
+        return await self._mailbox.change("dropping dead letters of", DROP, ids=_numbers(ids))
 
     async def _run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        self._mailbox.check_open()
-        doing = f"reading dead letters of {self._mailbox.name}"
-        return await self._mailbox.connection.run(doing, statement, {"name": self._mailbox.name, **parameters})
+        return await self._mailbox.run("reading dead letters of", statement, **parameters)
 
     async def _letter(self, row: tuple[Any, ...]) -> DeadLetter:
         death, id, data, kept, deliveries, reason, error, reply_to, died_at = row
-        body = await self._kept(bytes(data)) if kept else readable(bytes(data)).decode("utf-8", "replace")
+        body = await self._mailbox.display_text(bytes(data), claimed=kept)
         return DeadLetter(str(death), str(id), body, deliveries, reason, error, reply_to, died_at=died_at)
-
-    async def _kept(self, claim: bytes) -> str:
-        """Return the body from the claim check, or a placeholder if it cannot be read."""
-        sha256 = claim.decode("utf-8", "replace")
-        if self._mailbox.claim_check is not None:
-            try:
-                return readable(await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")
-            except (BodyError, OSError):
-                pass
-        return f"sha256:{sha256}"
 
 
 def _numbers(ids: Sequence[str]) -> list[int]:

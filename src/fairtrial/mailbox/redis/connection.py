@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain
+from typing import Any, Self
 from urllib.parse import quote
 
 import redis
@@ -16,8 +17,8 @@ import redis.backoff
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.mailbox.redis.coalesce import Call, Coalescer, ThreadConnection
-from fairtrial.mailbox.redis.scripts import ALL, LuaScript
+from fairtrial.mailbox.batcher import Batch, Batcher
+from fairtrial.mailbox.redis.scripts import ALL, Call, LuaScript
 from fairtrial.mailbox.redis.topology import (
     DISCOVERY_SECONDS,
     MAX_REDIRECTS,
@@ -25,6 +26,7 @@ from fairtrial.mailbox.redis.topology import (
     Node,
     RedisAddress,
     ServerNotDurableError,
+    ThreadConnection,
     Topology,
     invalid_address,
     lost_connections,
@@ -33,6 +35,8 @@ from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.redact import register_guess
 
 MIN_VERSION = (7, 0)
+MAX_OPERATIONS = 200
+MAX_BYTES = 4 * 1024 * 1024
 BLOCK_SECONDS = 5.0
 """The longest single blocking read; longer waits consist of several, so that a dead connection is detected."""
 
@@ -75,8 +79,10 @@ class RedisConnection(ServerConnection):
     """
 
     server = "Redis"
+    required = "a Redis mailbox requires a connection: a URL, or a client of redis-py"
 
     def __init__(self, url: str, *, timeout_seconds: float = 10.0, durable: bool = False, **options: Any) -> None:
+        super().__init__(url)
         url, asked = _without_durable(url)
         self.durable = durable or asked
         self._url = url
@@ -99,26 +105,22 @@ class RedisConnection(ServerConnection):
         self._topology = Topology(self._address)
         self._nodes = AsyncNodes(self._topology, self._connect, self._connect_briefly)
         self._check_url()
-        self._coalescer = Coalescer(self.run)
+        self._batcher = Batcher(self.server, self._run_batches, MAX_OPERATIONS, MAX_BYTES)
         self._readers: dict[Node, list[ReadConnection]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._checked = False
         self._ahead = 0.0  # Seconds by which the server's clock is ahead of this machine's.
-        self._closed = False
         self._under_way = 0
         self._idle = asyncio.Event()
         self.renewals = ThreadConnection(self._topology, {**self._options, "socket_timeout": timeout_seconds})
 
     @classmethod
-    def of(cls, source: RedisSource) -> RedisConnection:
+    def of(cls, source: RedisSource | None) -> Self:
         """Return a connection to a URL, or to the server of a redis-py client with its credentials and TLS options.
 
         New connections are opened in any case: those of a client are not suitable for long blocking reads.
         """
-        if isinstance(source, RedisConnection):
-            return source
-        if isinstance(source, str):
-            return cls(source)
+        if source is None or isinstance(source, str | RedisConnection):
+            return super().of(source)
         pool: Any = getattr(source, "connection_pool", None)
         options = getattr(pool, "connection_kwargs", None)
         if not isinstance(options, dict):
@@ -275,10 +277,22 @@ class RedisConnection(ServerConnection):
             raise answer
         return answer
 
-    def submit(self, script: LuaScript, keys: tuple[str, ...], head: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """Add one operation to the next pipeline; returns the future of its answer."""
+    def submit(
+        self, script: LuaScript, keys: tuple[str, ...], head: tuple[Any, ...], args: tuple[Any, ...], size: int = 0
+    ) -> asyncio.Future[Any]:
+        """Add one operation to the next pipeline; returns the future of its answer.
+
+        Operations with the same script, keys and `head` become one call.
+        """
         self.check_loop()
-        return self._coalescer.submit(script, keys, head, args)
+        return self._batcher.submit((script, keys, head), args, size)
+
+    async def _run_batches(self, batches: Sequence[Batch]) -> list[Any]:
+        calls = []
+        for batch in batches:
+            script, keys, head = batch.key
+            calls.append(Call(script, keys, [*head, *chain.from_iterable(batch.items)]))
+        return await self.run(calls)
 
     async def _pipelined(self, client: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         if len(commands) == 1:
@@ -370,7 +384,7 @@ class RedisConnection(ServerConnection):
         """Send pending operations, then close all connections."""
         if self._closed:
             return
-        await self._coalescer.close()
+        await self._batcher.close()
         self._closed = True
         while self._under_way:  # All of them end: they have their own time limits.
             self._idle.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import secrets
@@ -11,28 +10,18 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from redis.exceptions import RedisError
-from typing_extensions import TypeVar
 
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    ConfigurationError,
-    MailboxError,
-    MessageTooLargeError,
-    ReplyNotAvailableError,
-)
-from fairtrial.mailbox.body import ClaimCheck, encode_body, queue_key, seal
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxFactory, MailboxResolver, Message, validate_name
-from fairtrial.mailbox.redis.coalesce import MAX_BYTES, MAX_OPERATIONS, Call
-from fairtrial.mailbox.redis.connection import RedisConnection, RedisSource
+from fairtrial.errors import ConfigurationError, ReplyNotAvailableError
+from fairtrial.mailbox.body import ClaimCheck
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxResolver, Message
+from fairtrial.mailbox.redis.connection import MAX_BYTES, MAX_OPERATIONS, RedisConnection, RedisSource
 from fairtrial.mailbox.redis.receive import (
     OURS,
     Consumers,
     Keys,
-    Receiver,
     RedisDeadLetters,
     RedisReceipt,
-    RedisRenewer,
+    StreamReceiver,
     Sweeper,
 )
 from fairtrial.mailbox.redis.scripts import (
@@ -41,6 +30,7 @@ from fairtrial.mailbox.redis.scripts import (
     ANNOUNCED,
     ASKED,
     DEPTH,
+    EXTEND,
     GROUP,
     OLDEST,
     PURGE,
@@ -49,20 +39,17 @@ from fairtrial.mailbox.redis.scripts import (
     RESIGN,
     SEND,
     WORKERS,
+    Call,
     LuaScript,
 )
 from fairtrial.mailbox.redis.topology import is_gone, translated
-from fairtrial.mailbox.server import ANNOUNCEMENT_SECONDS, Reader, Readers, ServerMailbox, ServingWorker
+from fairtrial.mailbox.server import Reader, Readers, ServerMailbox, ServerMailboxFactory, ServingWorker, T
 
 MAX_BODY_BYTES = 1024 * 1024
 SWEEP_SECONDS = 1.0
 _MAX_ANNOUNCED = 10_000
 _LOST_KEPT_SECONDS = 600.0  # For this long, workers that were lost are listed.
-_UNANNOUNCED_SECONDS = 45.0  # A process that never announced itself is lost after this time; a receive may last 20 s.
 _ANNOUNCEMENT = re.compile(rb"([0-9A-Za-z]{0,64}) .{1,200}", re.DOTALL)
-
-
-T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
 
 
 class RedisMailbox(ServerMailbox[T]):
@@ -72,11 +59,9 @@ class RedisMailbox(ServerMailbox[T]):
         name: The name, which is also the reply address.
         body_type: The type of bodies. Invalid bodies become dead letters and never reach a worker. By default, loops
             and `collect_results` set it; until then bodies are plain JSON values.
-        connection: A connection that mailboxes can share, the URL of a Redis server, or a redis-py client, whose
-            connection options are used.
-        client: An alias of `connection`.
-        resolver: Finds the mailbox for a reply address; by default a mailbox on the same Redis server.
-        reply_resolver: An alias of `resolver`.
+        client: A connection that mailboxes can share, the URL of a Redis server, or a redis-py client, whose connection
+            options are used.
+        reply_resolver: Finds the mailbox for a reply address; by default a mailbox on the same Redis server.
         claim_check: The store for large bodies; without it they are refused.
         max_body_bytes: The size limit of bodies in Redis.
         sweep_seconds: The interval of sweeps while this object receives; None to leave them to other processes.
@@ -86,15 +71,15 @@ class RedisMailbox(ServerMailbox[T]):
     """
 
     server = "Redis"
+    connection_type = RedisConnection
+    connection: RedisConnection
 
     def __init__(
         self,
         name: str,
         body_type: type[T] = object,  # type: ignore[assignment]  # plain JSON values
-        connection: RedisSource | None = None,
-        *,
         client: RedisSource | None = None,
-        resolver: MailboxResolver | None = None,
+        *,
         reply_resolver: MailboxResolver | None = None,
         claim_check: ClaimCheck | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
@@ -104,32 +89,23 @@ class RedisMailbox(ServerMailbox[T]):
     ) -> None:
         if sweep_seconds is not None and sweep_seconds <= 0:
             raise ConfigurationError(f"sweep_seconds must be more than 0 (got {sweep_seconds})")
-        if ttl_seconds is not None and ttl_seconds < 1:
-            raise ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
-        self.name = validate_name(name)
-        self.body_type = body_type
+        super().__init__(
+            name,
+            body_type,
+            client,
+            reply_resolver=reply_resolver,
+            claim_check=claim_check,
+            max_body_bytes=max_body_bytes,
+            ttl_seconds=ttl_seconds,
+            create=create,
+        )
         self.keys = Keys.of(name)
-        self.claim_check = claim_check
-        self.max_body_bytes = max_body_bytes
-        self.key = queue_key()
-        self._small = max_body_bytes if claim_check is None else min(max_body_bytes, claim_check.threshold)
-        self.connection = RedisConnection.of(_given(connection, client))
-        self._owns_connection = self.connection is not connection and self.connection is not client
         self.consumers = Consumers(f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(6)}".replace("/", "-"))
-        self.renewer = RedisRenewer(self.connection.renewals)
         self.dead_letters = RedisDeadLetters(self)
-        self._resolver = resolver or reply_resolver
-        self._receiver = Receiver(self)
+        self._receiver = StreamReceiver(self)
         self._sweeper = Sweeper(self, sweep_seconds or SWEEP_SECONDS)
         self._sweeps = sweep_seconds is not None
-        self._ttl = ttl_seconds
-        self._create = create
         self._opened = False
-        self._refresher: asyncio.Task[None] | None = None
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"RedisMailbox({self.name!r}, {self.connection!r})"
 
     async def open(self, *, again: bool = False) -> None:
         """Create the mailbox if it does not exist. Receiving does it too; a reply address must be opened first.
@@ -150,8 +126,7 @@ class RedisMailbox(ServerMailbox[T]):
         self._opened = True
         if self._ttl is not None:
             await self._refresh(self._ttl)
-            if self._refresher is None:
-                self._refresher = asyncio.get_running_loop().create_task(self._keep_alive(self._ttl))
+            self._keep_refreshed()
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
         """Put a message in; returns its id. Sends of one turn of the event loop leave together.
@@ -159,23 +134,31 @@ class RedisMailbox(ServerMailbox[T]):
         Redis holds the message when this returns. Whether it still does after a crash of the server is decided by the
         server's `appendfsync`: only `always` promises it (`RedisConnection(durable=True)` insists on that).
         """
-        return await self._send(body, "" if reply_to is None else await self._address(reply_to))
+        self.check_open()
+        address = await self._address(reply_to)
+        claimed, data = await self._pack(body, address)
+        args = ("s" if claimed else "b", data, address)
+        try:
+            id = await self.connection.submit(SEND, (self.keys.stream,), (int(self._create),), args, len(data))
+        except (RedisError, OSError) as error:
+            raise translated(error, f"sending to {self.name}") from None
+        if id is None:
+            raise ReplyNotAvailableError(f"mailbox {self.name} does not exist")
+        return str(id.decode())
 
     async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
         """Put many messages in; returns their ids. What `send` does for each, in fewer steps."""
         self.check_open()
-        address = "" if reply_to is None else await self._address(reply_to)
+        address = await self._address(reply_to)
         calls: list[Call] = []
         size = count = MAX_BYTES  # Full: the first message opens the first call.
         for body in bodies:
-            field, value = "b", self._encoded(body, address)
-            if len(value) > self._small:
-                field, value = await self._wire(value)
-            size += len(value)
+            claimed, data = await self._pack(body, address)
+            size += len(data)
             if count >= MAX_OPERATIONS or size >= MAX_BYTES:
                 calls.append(Call(SEND, (self.keys.stream,), [int(self._create)]))
                 size = count = 0
-            calls[-1].args += (field, value, address)
+            calls[-1].args += ("s" if claimed else "b", data, address)
             count += 1
         ids: list[str] = []
         for answer in await self.connection.run(calls) if calls else ():
@@ -201,14 +184,40 @@ class RedisMailbox(ServerMailbox[T]):
             kept += [one == OURS for one in answer]
         return kept
 
-    async def receive(
-        self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
-    ) -> Sequence[Message[T]]:
-        """Take up to `max_messages`; see `Mailbox.receive`. A cancelled receive loses nothing."""
-        await self.open()
+    def renew(self, receipts: Sequence[RedisReceipt], seconds: float) -> Sequence[bool]:
+        """Renew each lease for `seconds` from now; may be called from any thread.
+
+        In chunks that keep the server responsive.
+        """
+        groups: dict[str, list[int]] = {}
+        for at, receipt in enumerate(receipts):
+            groups.setdefault(receipt.consumer, []).append(at)
+        consumer, idle = self.consumers.extended(seconds)
+        calls: list[Call] = []
+        places: list[list[int]] = []
+        for held_by, group in groups.items():
+            group.sort(key=lambda at: _order(receipts[at].entry))
+            for start in range(0, len(group), MAX_OPERATIONS):
+                chunk = group[start : start + MAX_OPERATIONS]
+                head = [self.consumers.token, consumer, idle, held_by]
+                calls.append(Call(EXTEND, (self.keys.stream,), head + [receipts[at].entry for at in chunk]))
+                places.append(chunk)
+                for at in chunk:
+                    receipts[at].consumer = consumer
+        kept = [False] * len(receipts)
+        for answer, chunk in zip(self.connection.renewals.run(calls), places, strict=True):
+            if isinstance(answer, BaseException):
+                if is_gone(answer):
+                    continue
+                raise translated(answer, "renewing leases")
+            for at, held in zip(chunk, answer, strict=True):
+                kept[at] = held == OURS
+        return kept
+
+    def start_sweeping(self) -> None:
+        """Start sweeping in the background, unless it is left to other processes."""
         if self._sweeps:
             self._sweeper.start()
-        return await self._receiver.receive(max_messages, visibility_timeout, wait_time_seconds)
 
     async def sweep(self) -> int | None:
         """Bring back what is due now; returns how many, or None when another process holds the sweeper lock.
@@ -221,11 +230,7 @@ class RedisMailbox(ServerMailbox[T]):
 
     async def approximate_count(self) -> int:
         """How many messages have not been settled: waiting, delayed and in flight."""
-        self.check_open()
-        try:
-            return int(await self.connection.command("XLEN", self.keys.stream))
-        except (RedisError, OSError) as error:
-            raise translated(error, f"counting {self.name}") from None
+        return int(await self.command("counting", "XLEN", self.keys.stream))
 
     async def depth(self) -> MailboxDepth:
         """Return the number of messages by state."""
@@ -281,47 +286,26 @@ class RedisMailbox(ServerMailbox[T]):
         return [found[1].decode() for member in members if (found := _ANNOUNCEMENT.fullmatch(member))]
 
     async def workers(self) -> Sequence[ServingWorker]:
-        """Return the workers of this mailbox, also those that were lost in the last minutes or still hold leases.
-
-        A worker is lost when its announcement has expired. A process that never announced itself is lost when it holds
-        leases and has not received for a while.
-        """
-        readers = {reader.name: reader for reader in (await self.readers()).readers}
+        """Return the workers of this mailbox, also those that were lost in the last minutes or still hold leases."""
         now, found = await self.run("looking for workers of", WORKERS, (self.keys.workers,), (_MAX_ANNOUNCED,))
-        workers: dict[str, ServingWorker] = {}
+        announced: dict[str, tuple[str, float]] = {}
         for member, expires in zip(found[::2], found[1::2], strict=True):
             parts = member.decode("utf-8", "replace").split(" ")
-            if len(parts) != 4:
-                continue
-            left = (float(expires) - now) / 1000
-            reader = readers.pop(parts[3], Reader(parts[3], 0, float("inf")))
-            silent = min(reader.idle_seconds, max(0.0, ANNOUNCEMENT_SECONDS - left))
-            workers[parts[3]] = ServingWorker(
-                parts[2], left > 0, silent, in_flight=reader.in_flight, leased_seconds=reader.leased_seconds
-            )
-        for token, reader in readers.items():
-            alive = reader.idle_seconds < _UNANNOUNCED_SECONDS
-            if alive or reader.in_flight:
-                workers[token] = ServingWorker(
-                    token,
-                    alive,
-                    reader.idle_seconds,
-                    in_flight=reader.in_flight,
-                    leased_seconds=reader.leased_seconds,
-                )
-        return sorted(workers.values(), key=lambda worker: (not worker.alive, worker.name))
+            if len(parts) == 4:
+                announced[parts[3]] = parts[2], (float(expires) - now) / 1000
+        return (await self.readers()).serving((name, token, left) for token, (name, left) in announced.items())
 
     async def exists(self) -> bool:
         """Return whether the server has messages, dead letters, readers or workers of this mailbox."""
         keys = (self.keys.stream, self.keys.delayed, self.keys.dead, self.keys.workers)
-        return bool(await self._command("EXISTS", *keys))
+        return bool(await self.command("reading", "EXISTS", *keys))
 
     async def reply_addresses(self) -> dict[str, int]:
         """How many messages that have not been settled ask for replies at each address."""
         found: dict[str, int] = {}
         after = "-"
         while True:
-            page = await self._command("XRANGE", self.keys.stream, after, "+", "COUNT", 500)
+            page = await self.command("reading", "XRANGE", self.keys.stream, after, "+", "COUNT", 500)
             for _, fields in page:
                 if b"r" in fields:
                     address = fields[b"r"].decode("utf-8", "replace")
@@ -353,35 +337,6 @@ class RedisMailbox(ServerMailbox[T]):
             removed += step
         return removed
 
-    async def close(self) -> None:
-        """Return messages that were received and not handed out, leave the consumer group, and close connections."""
-        if self._closed:
-            return
-        await self._sweeper.stop()
-        if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.wait([self._refresher])
-        await self._receiver.close()
-        if self._opened:
-            try:
-                await self._retire()
-            except (MailboxError, RedisError, OSError):
-                pass  # The server is unavailable. The sweeper lock expires, and idle consumers are removed later.
-        self._closed = True
-        if self._owns_connection:
-            await self.connection.close()
-
-    def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> RedisMailbox[R]:
-        """Create a mailbox for replies to messages of this one, on the same server, with this expiry."""
-        return RedisMailbox(
-            name,
-            body_type,
-            self.connection,
-            claim_check=self.claim_check,
-            max_body_bytes=self.max_body_bytes,
-            ttl_seconds=ttl_seconds,
-        )
-
     async def run(self, doing: str, script: LuaScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script on this mailbox immediately and translate errors."""
         self.check_open()
@@ -390,107 +345,43 @@ class RedisMailbox(ServerMailbox[T]):
         except (RedisError, OSError) as error:
             raise translated(error, f"{doing} {self.name}") from None
 
-    async def _command(self, *args: Any) -> Any:
-        """Run a command that reads this mailbox and translate errors."""
+    async def command(self, doing: str, *args: Any) -> Any:
+        """Run a command on this mailbox and translate errors."""
         self.check_open()
         try:
             return await self.connection.command(*args)
         except (RedisError, OSError) as error:
-            raise translated(error, f"reading {self.name}") from None
-
-    def _factory(self) -> MailboxFactory:
-        return RedisMailboxFactory(self.connection, object, claim_check=self.claim_check)
-
-    async def _send(self, body: Any, address: str) -> str:
-        self.check_open()
-        field, value = "b", self._encoded(body, address)
-        if len(value) > self._small:
-            field, value = await self._wire(value)
-        try:
-            id = await self.connection.submit(SEND, (self.keys.stream,), (int(self._create),), (field, value, address))
-        except (RedisError, OSError) as error:
-            raise translated(error, f"sending to {self.name}") from None
-        if id is None:
-            raise ReplyNotAvailableError(f"mailbox {self.name} does not exist")
-        return str(id.decode())
-
-    def _encoded(self, body: Any, address: str) -> bytes:
-        try:
-            return seal(encode_body(body), self.key, self.name, address)
-        except CodecError as error:
-            raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
-
-    async def _wire(self, wire: bytes) -> tuple[str, bytes]:
-        if self.claim_check is not None and len(wire) > self.claim_check.threshold:
-            return "s", (await self.claim_check.keep(wire)).encode()
-        if len(wire) > self.max_body_bytes:
-            raise MessageTooLargeError(
-                f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(wire)}); "
-                "give the mailbox a claim check, which keeps large bodies in a shared folder"
-            )
-        return "b", wire
+            raise translated(error, f"{doing} {self.name}") from None
 
     async def _refresh(self, ttl: float) -> None:
-        milliseconds = round(ttl * 1000)
-        try:
-            for key in (self.keys.stream, self.keys.delayed, self.keys.dead):
-                await self.connection.command("PEXPIRE", key, milliseconds)
-        except (RedisError, OSError) as error:
-            raise translated(error, f"keeping {self.name}") from None
-
-    async def _keep_alive(self, ttl: float) -> None:
-        while True:
-            await asyncio.sleep(ttl / 3)
-            try:
-                await self._refresh(ttl)
-            except MailboxError:
-                pass  # The next receive recreates the mailbox if it was deleted.
+        for key in (self.keys.stream, self.keys.delayed, self.keys.dead):
+            await self.command("keeping", "PEXPIRE", key, round(ttl * 1000))
 
     async def _retire(self) -> None:
-        names = self.consumers.names()
-        await self.run("closing", RESIGN, (self.keys.stream, self.keys.sweeper), (self.consumers.token, *names))
-        if self._ttl is not None:
-            await self.connection.command("DEL", *(self.keys.stream, self.keys.delayed, self.keys.dead))
+        """Leave the consumer group. Otherwise the sweeper lock expires, and idle consumers are removed later."""
+        await self._sweeper.stop()
+        if self._opened:
+            names = self.consumers.names()
+            await self.run("closing", RESIGN, (self.keys.stream, self.keys.sweeper), (self.consumers.token, *names))
+            if self._ttl is not None:
+                await self.command("closing", "DEL", self.keys.stream, self.keys.delayed, self.keys.dead)
 
 
-def _given(connection: RedisSource | None, client: RedisSource | None) -> RedisSource:
-    """Return the one of two aliased arguments that was given."""
-    if connection is not None and client is not None:
-        raise ConfigurationError("connection and client are aliases: pass only one of them")
-    found = client if connection is None else connection
-    if found is None:
-        raise ConfigurationError("a Redis mailbox requires a connection: a URL, or a client of redis-py")
-    return found
+def _order(entry: str) -> tuple[int, int]:
+    time, _, sequence = entry.partition("-")
+    return int(time), int(sequence)
 
 
-class RedisMailboxFactory:
+class RedisMailboxFactory(ServerMailboxFactory[RedisMailbox[Any]]):
     """Creates objects for sending to mailboxes on one Redis server. They never create a mailbox.
 
     Args:
-        connection: A connection, the URL of a Redis server, or a client of redis-py.
+        client: A connection, the URL of a Redis server, or a client of redis-py.
         body_type: The type of bodies, for receiving.
-        client: An alias of `connection`.
         claim_check: The store for large bodies.
     """
 
     def __init__(
-        self,
-        connection: RedisSource | None = None,
-        body_type: type[Any] = object,
-        *,
-        client: RedisSource | None = None,
-        claim_check: ClaimCheck | None = None,
+        self, client: RedisSource, body_type: type[Any] = object, *, claim_check: ClaimCheck | None = None
     ) -> None:
-        self.connection = RedisConnection.of(_given(connection, client))
-        self._owns_connection = self.connection is not connection and self.connection is not client
-        self._body_type = body_type
-        self._claim_check = claim_check
-
-    def create(self, name: str) -> RedisMailbox[Any]:
-        """Return an object for sending to the mailbox with this name."""
-        return RedisMailbox(name, self._body_type, self.connection, claim_check=self._claim_check, create=False)
-
-    async def close(self) -> None:
-        """Close the connection, if it was opened here."""
-        if self._owns_connection:
-            await self.connection.close()
+        super().__init__(RedisMailbox, client, body_type, claim_check=claim_check)

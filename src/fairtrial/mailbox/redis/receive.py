@@ -6,20 +6,33 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from redis.exceptions import MovedError, RedisError
 
-from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, MailboxClosedError, MailboxError
-from fairtrial.mailbox.body import ClaimCheck, readable
-from fairtrial.mailbox.protocol import DeadLetter, Message, Renewer, validate_receive
-from fairtrial.mailbox.redis.coalesce import Call, ThreadConnection
-from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, ReadConnection, RedisConnection
-from fairtrial.mailbox.redis.scripts import ACK, BURY, EXTEND, GROUP, LATE, NACK, RECLAIM, REVIVE, SWEEP, LuaScript
+from fairtrial.errors import BodyError, ConfigurationError, MailboxError
+from fairtrial.mailbox.protocol import DeadLetter, Message
+from fairtrial.mailbox.receive import BackgroundReads, Delivery, ServerReceipt
+from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, ReadConnection
+from fairtrial.mailbox.redis.scripts import (
+    ACK,
+    BURY,
+    EXTEND,
+    GROUP,
+    LATE,
+    NACK,
+    RECLAIM,
+    REVIVE,
+    SWEEP,
+    Call,
+    LuaScript,
+)
 from fairtrial.mailbox.redis.topology import is_gone, translated
-from fairtrial.mailbox.server import UNREADABLE, hand_back_all, read_body
+
+if TYPE_CHECKING:
+    from fairtrial.mailbox.redis.mailbox import RedisMailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,92 +87,23 @@ class Consumers:
         return f"{self.token}/{roof}", roof - lease
 
 
-class RedisQueue[T](Protocol):
-    """The interface of a mailbox for its receiver, receipts, dead letters and sweeper."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        ...
-
-    @property
-    def body_type(self) -> type[T]:
-        """The type of bodies."""
-        ...
-
-    @property
-    def keys(self) -> Keys:
-        """The keys in Redis."""
-        ...
-
-    @property
-    def key(self) -> bytes | None:
-        """The key that signs bodies; None if they are not signed."""
-        ...
-
-    @property
-    def claim_check(self) -> ClaimCheck | None:
-        """The store for large bodies."""
-        ...
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The size limit of bodies in Redis."""
-        ...
-
-    @property
-    def connection(self) -> RedisConnection:
-        """The connection to Redis."""
-        ...
-
-    @property
-    def consumers(self) -> Consumers:
-        """The consumer names of this object."""
-        ...
-
-    @property
-    def renewer(self) -> Renewer:
-        """Renews the leases of this mailbox."""
-        ...
-
-    def check_open(self) -> None:
-        """Raise `MailboxClosedError` after `close`."""
-        ...
-
-    async def open(self, *, again: bool = False) -> None:
-        """Create the mailbox if it does not exist."""
-        ...
-
-    async def run(self, doing: str, script: LuaScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run a script on this mailbox immediately and translate errors."""
-        ...
-
-    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send a reply to the reply address of a message."""
-        ...
-
-
-CHUNK = 200
 OURS = ord("1")
 """The answer of a settling script if the lease was still valid."""
 _MAX_REASON = 2000
 
 
-class RedisReceipt:
+class RedisReceipt(ServerReceipt):
     """The handle of one delivery: its stream entry and its mailbox."""
 
-    __slots__ = ("consumer", "entry", "mailbox", "message_id")
+    __slots__ = ("consumer", "entry")
 
-    def __init__(self, mailbox: RedisQueue[Any], entry: str, consumer: str, message_id: str) -> None:
+    mailbox: RedisMailbox[Any]
+
+    def __init__(self, mailbox: RedisMailbox[Any], entry: str, consumer: str, message_id: str) -> None:
         self.mailbox = mailbox
         self.entry = entry
         self.consumer = consumer
         self.message_id = message_id
-
-    @property
-    def renewer(self) -> Renewer:
-        """The renewer for this lease and others of the same mailbox."""
-        return self.mailbox.renewer
 
     async def acknowledge(self) -> None:
         """See `Message.acknowledge`."""
@@ -184,10 +128,6 @@ class RedisReceipt:
         args = (self.entry, _storable(reason), _storable(error))
         await self._run("setting aside", BURY, keys, args)
 
-    async def reply(self, address: str | None, body: Any) -> str:
-        """See `Message.reply`."""
-        return await self.mailbox.send_reply(self.message_id, address, body)
-
     async def _run(
         self,
         doing: str,
@@ -208,54 +148,6 @@ class RedisReceipt:
         if ours != OURS:
             raise self.lost()
 
-    def lost(self) -> LeaseLostError:
-        """Return the error for a lease that was lost."""
-        return LeaseLostError(
-            f"the lease of message {self.message_id} of {self.mailbox.name} was lost: it expired, or the message was "
-            "settled before"
-        )
-
-
-class RedisRenewer:
-    """Renews the leases of a mailbox from any thread, in chunks that keep the server responsive."""
-
-    def __init__(self, connection: ThreadConnection) -> None:
-        self._connection = connection
-
-    def renew(self, receipts: Sequence[RedisReceipt], seconds: float) -> Sequence[bool]:
-        """Renew each lease for `seconds` from now; False for those that are lost."""
-        groups: dict[tuple[int, str], list[int]] = {}
-        for at, receipt in enumerate(receipts):
-            groups.setdefault((id(receipt.mailbox), receipt.consumer), []).append(at)
-        calls: list[Call] = []
-        places: list[list[int]] = []
-        for group in groups.values():
-            group.sort(key=lambda at: _order(receipts[at].entry))
-            first = receipts[group[0]]
-            consumer, idle = first.mailbox.consumers.extended(seconds)
-            for start in range(0, len(group), CHUNK):
-                chunk = group[start : start + CHUNK]
-                head = [first.mailbox.consumers.token, consumer, idle, first.consumer]
-                entries = [receipts[at].entry for at in chunk]
-                calls.append(Call(EXTEND, (first.mailbox.keys.stream,), head + entries))
-                places.append(chunk)
-                for at in chunk:
-                    receipts[at].consumer = consumer
-        kept = [False] * len(receipts)
-        for answer, chunk in zip(self._connection.run(calls), places, strict=True):
-            if isinstance(answer, BaseException):
-                if is_gone(answer):
-                    continue
-                raise translated(answer, "renewing leases")
-            for at, held in zip(chunk, answer, strict=True):
-                kept[at] = held == OURS
-        return kept
-
-
-def _order(entry: str) -> tuple[int, int]:
-    time, _, sequence = entry.partition("-")
-    return int(time), int(sequence)
-
 
 def _storable(text: str) -> bytes:
     return text[:_MAX_REASON].encode("utf-8", "replace")
@@ -264,128 +156,65 @@ def _storable(text: str) -> bytes:
 _log = logging.getLogger(__name__)
 _ID = re.compile(rb"[0-9]+-[0-9]+")
 
-type Entry = tuple[bytes, dict[bytes, bytes]]
 
-
-class Receiver[T]:
+class StreamReceiver[T](BackgroundReads[T]):
     """Receives messages from one mailbox."""
 
-    def __init__(self, mailbox: RedisQueue[T]) -> None:
-        self._mailbox = mailbox
-        self._reading: dict[asyncio.Task[Any], ReadConnection] = {}
-        self._returning: set[asyncio.Task[None]] = set()
-        self._closing = False
+    _mailbox: RedisMailbox[T]
 
-    async def receive(self, max_messages: int, visibility: float, wait: float) -> Sequence[Message[T]]:
-        """See `Mailbox.receive`."""
-        validate_receive(max_messages, visibility, wait)
-        consumer = self._mailbox.consumers.reading(visibility)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + wait
-        while True:
-            self._mailbox.check_open()
-            entries = await self._read(max_messages, consumer, end - loop.time())
-            messages = []
-            try:
-                for entry, fields in entries:
-                    if (message := await self._message(consumer, entry, fields)) is not None:
-                        messages.append(message)
-            except asyncio.CancelledError:
-                self._run_in_background(self._hand_back(entries, consumer))
-                raise
-            if messages or loop.time() >= end:
-                return messages
-
-    async def close(self) -> None:
-        """End all reads, and hand back the messages that they and cancelled reads received."""
-        self._closing = True
-        await asyncio.gather(*(reader.interrupt(reading) for reading, reader in self._reading.items()))
-        while self._reading or self._returning:
-            await asyncio.wait({*self._reading, *self._returning})
-            await asyncio.sleep(0)  # Let waiting callers end and hand back their messages.
-
-    async def _read(self, count: int, consumer: str, wait: float) -> Sequence[Entry]:
-        connection = self._mailbox.connection
-        try:
-            reader = await connection.reader(self._mailbox.keys.stream)
-        except (RedisError, OSError) as error:
-            raise translated(error, f"receiving from {self._mailbox.name}") from None
-        block = min(wait, BLOCK_SECONDS)
+    async def _look(self, count: int, visibility: float, wait: float) -> Sequence[Delivery]:
+        mailbox, used = self._mailbox, False
+        mailbox.start_sweeping()
+        consumer = mailbox.consumers.reading(visibility)
         command: tuple[Any, ...] = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count)
-        if block > 0:
-            command += ("BLOCK", max(1, round(block * 1000)))  # Never 0, which means no time limit.
-        reading = asyncio.ensure_future(reader.read(*command, "STREAMS", self._mailbox.keys.stream, ">"))
-        self._reading[reading] = reader
-        reading.add_done_callback(lambda done: self._reading.pop(done, None))
+        if wait > 0:  # Never 0, which means no time limit.
+            command += ("BLOCK", max(1, round(min(wait, BLOCK_SECONDS) * 1000)))
         try:
-            # Shielded: if a read is aborted while the server answers, its messages are not redelivered until the
-            # lease expires.
-            answer = await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            self._run_in_background(self._return(reader, reading, consumer))
-            raise
+            reader = await mailbox.connection.reader(mailbox.keys.stream)
+            used = reader.used
+            reading = self._deliveries(reader, consumer, (*command, "STREAMS", mailbox.keys.stream, ">"))
+            return await self._read(reading, reader.interrupt)
         except (RedisError, OSError) as error:
-            await connection.discard(reader, error)
             if isinstance(error, MovedError):
                 return ()  # The next read goes to the node that it names.
             if is_gone(error):
-                await self._mailbox.open(again=True)
+                await mailbox.open(again=True)
                 return ()
-            if reader.used:
-                return await self._read(count, consumer, wait)
-            raise translated(error, f"receiving from {self._mailbox.name}") from None
-        await connection.give_back(reader)
-        entries = _entries(answer)
-        if self._closing:
-            self._run_in_background(self._hand_back(entries, consumer))
-            raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
-        return entries
+            if used:
+                return await self._look(count, visibility, wait)
+            raise translated(error, f"receiving from {mailbox.name}") from None
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
-
-    async def _return(self, reader: ReadConnection, reading: asyncio.Task[Any], consumer: str) -> None:
-        await reader.interrupt(reading)
+    async def _deliveries(
+        self, reader: ReadConnection, consumer: str, command: tuple[Any, ...]
+    ) -> Sequence[tuple[RedisReceipt, dict[bytes, bytes]]]:
+        connection = self._mailbox.connection
         try:
-            entries = _entries(reading.result())
-        except (RedisError, OSError, asyncio.CancelledError):
-            await self._mailbox.connection.discard(reader)
-            return
-        await self._mailbox.connection.give_back(reader)
-        await self._hand_back(entries, consumer)
+            answer = await reader.read(*command)
+        except BaseException as error:
+            await connection.discard(reader, error)
+            raise
+        await connection.give_back(reader)
+        deliveries = []
+        for entry, fields in answer[0][1] if answer else ():
+            id = entry.decode()
+            origin = message_id(fields.get(b"i")) or id
+            deliveries.append((RedisReceipt(self._mailbox, id, consumer, origin), fields))
+        return deliveries
 
-    async def _hand_back(self, entries: Sequence[Entry], consumer: str) -> None:
-        """Hand back messages that were not returned to a caller."""
-        receipts = [RedisReceipt(self._mailbox, entry.decode(), consumer, entry.decode()) for entry, _ in entries]
-        await hand_back_all(self._mailbox.name, receipts)
-
-    async def _message(self, consumer: str, entry: bytes, fields: dict[bytes, bytes]) -> Message[T] | None:
-        id = entry.decode()
-        origin = message_id(fields.get(b"i")) or id
-        receipt = RedisReceipt(self._mailbox, id, consumer, origin)
-        deliveries = number(fields.get(b"n")) + 1
-        address = _text(fields.get(b"r"))
-        body = await read_body(self._mailbox, receipt, origin, fields.get(b"b"), fields.get(b"s"), address)
-        if body is UNREADABLE:
-            return None
-        return Message(
-            origin,
-            body,
+    async def _message(self, receipt: RedisReceipt, content: dict[bytes, bytes]) -> Message[T] | None:
+        return await self._read_message(
             receipt,
-            delivery_count=deliveries,
-            expiries=number(fields.get(b"x")) + number(fields.get(b"y")) // 2,
-            reply_to=address or None,
-            waited_seconds=self._mailbox.connection.age_of(id),
+            content[b"b"] if b"b" in content else self._claimed(content),
+            _text(content.get(b"r")),
+            delivery_count=number(content.get(b"n")) + 1,
+            expiries=number(content.get(b"x")) + number(content.get(b"y")) // 2,
+            waited_seconds=self._mailbox.connection.age_of(receipt.entry),
         )
 
-
-def _entries(answer: Any) -> Sequence[Entry]:
-    if not answer:
-        return ()
-    entries: Sequence[Entry] = answer[0][1]
-    return entries
+    async def _claimed(self, fields: dict[bytes, bytes]) -> bytes:
+        if b"s" not in fields:
+            raise BodyError("the message has no body")
+        return await self._mailbox.claimed_body(_text(fields[b"s"]))
 
 
 def _text(value: bytes | None) -> str:
@@ -410,7 +239,7 @@ def message_id(value: bytes | None) -> str:
 class RedisDeadLetters:
     """The dead letters of one mailbox."""
 
-    def __init__(self, mailbox: RedisQueue[Any]) -> None:
+    def __init__(self, mailbox: RedisMailbox[Any]) -> None:
         self._mailbox = mailbox
 
     async def count(self) -> int:
@@ -435,38 +264,19 @@ class RedisDeadLetters:
         return int(await self._command("XDEL", self._mailbox.keys.dead, *ids)) if ids else 0
 
     async def _command(self, *args: Any) -> Any:
-        self._mailbox.check_open()
-        try:
-            return await self._mailbox.connection.command(*args)
-        except (RedisError, OSError) as error:
-            raise translated(error, f"reading dead letters of {self._mailbox.name}") from None
+        return await self._mailbox.command("reading dead letters of", *args)
 
     async def _letter(self, id: str, fields: dict[bytes, bytes]) -> DeadLetter:
-        def text(name: bytes) -> str:
-            return fields.get(name, b"").decode("utf-8", "replace")
-
-        body = readable(fields.get(b"b", b"")).decode("utf-8", "replace")
-        if b"s" in fields:
-            body = await self._kept(text(b"s"))
         return DeadLetter(
             id,
             message_id(fields.get(b"i")) or id,
-            body,
+            await self._mailbox.display_text(fields.get(b"s", fields.get(b"b", b"")), claimed=b"s" in fields),
             number(fields.get(b"n")),
-            text(b"reason"),
-            text(b"error"),
-            text(b"r") or None,
+            _text(fields.get(b"reason")),
+            _text(fields.get(b"error")),
+            _text(fields.get(b"r")) or None,
             died_at=milliseconds(fields.get(b"at")) / 1000,
         )
-
-    async def _kept(self, sha256: str) -> str:
-        """Return the body from the claim check, or a placeholder if it cannot be read."""
-        if self._mailbox.claim_check is not None:
-            try:
-                return readable(await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")
-            except (BodyError, OSError):
-                pass
-        return f"sha256:{sha256}"
 
 
 _MOST = 200
@@ -491,7 +301,7 @@ class Sweeper:
         interval: Seconds between sweeps; longer with very many leases.
     """
 
-    def __init__(self, mailbox: RedisQueue[object], interval: float) -> None:
+    def __init__(self, mailbox: RedisMailbox[Any], interval: float) -> None:
         self._mailbox = mailbox
         self._interval = interval
         self._task: asyncio.Task[None] | None = None

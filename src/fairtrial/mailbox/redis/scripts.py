@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 GROUP: Final = "fairtrial"
 # Dead letters are deleted after a month, so that they do not fill the server.
@@ -43,7 +43,7 @@ MAX_DEAD_LETTERS: Final = 100_000
 MAX_DEAD_AGE_SECONDS: Final = 30 * 24 * 3600
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LuaScript:
     """A script and the name Redis knows it by."""
 
@@ -53,6 +53,21 @@ class LuaScript:
     def __post_init__(self) -> None:
         # Redis names scripts by SHA-1; nothing is protected by it.
         object.__setattr__(self, "sha", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
+
+
+class Call:
+    """One call of one script."""
+
+    __slots__ = ("args", "keys", "script")
+
+    def __init__(self, script: LuaScript, keys: tuple[str, ...], args: list[Any]) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+
+    def command(self) -> tuple[Any, ...]:
+        """Return the command to send."""
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
 
 
 _FENCE = """

@@ -1,17 +1,21 @@
-"""Where a Redis is: addresses, Sentinel, Cluster; its errors."""
+"""Where a Redis is: addresses, Sentinel, Cluster; its errors; connections for threads."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+import redis
+import redis.backoff
 import redis.exceptions as theirs
+import redis.retry
 from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
@@ -20,6 +24,7 @@ from redis.exceptions import (
     MasterDownError,
     MovedError,
     NoPermissionError,
+    NoScriptError,
     ReadOnlyError,
     RedisError,
     TimeoutError,
@@ -28,11 +33,13 @@ from redis.exceptions import (
 from fairtrial.errors import (
     ConfigurationError,
     MailboxAccessError,
+    MailboxClosedError,
     MailboxConnectionError,
     MailboxError,
     MailboxFullError,
     MailboxNotDurableError,
 )
+from fairtrial.mailbox.redis.scripts import Call
 
 _PASSING = (
     "LOADING",
@@ -366,38 +373,81 @@ class AsyncNodes:
                 raise topology.unknown(errors)
 
 
-class ThreadNodes:
-    """The same for a thread, with blocking clients."""
+class ThreadConnection:
+    """Connections for threads, opened on first use."""
 
-    def __init__(self, topology: Topology, connect: Callable[[str], Any], ask: Callable[[str], Any]) -> None:
+    def __init__(self, topology: Topology, options: dict[str, Any]) -> None:
         self._topology = topology
-        self._connect = connect
-        self._ask = ask
+        self._options = options
+        self._lock = threading.Lock()
+        self._closed = False
         self._clients: dict[Node, Any] = {}
 
-    def node_of(self, key: str) -> Node:
-        """Return the server with a key, after asking for the servers if necessary."""
-        if self._topology.stale:
-            self._discover()
-        return self._topology.node_of(key)
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts in one round trip to each server.
 
-    def client(self, node: Node) -> Any:
-        """Return the client of a server."""
+        Raises:
+            MailboxError: they could not be run.
+        """
+        with self._lock:
+            if self._closed:
+                raise MailboxClosedError("the connection to Redis is closed")
+            answers: list[Any] = [None] * len(calls)
+            left: Sequence[int] = range(len(calls))
+            try:
+                for _ in range(1 + MAX_REDIRECTS):
+                    self._run_on_each(calls, left, answers)
+                    left = [at for at in left if isinstance(answers[at], MovedError)]  # They had no effect.
+                    if not left:
+                        break
+            except (RedisError, OSError) as error:
+                raise translated(error, "renewing leases") from None
+        return answers
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            self._closed = True
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def _run_on_each(self, calls: Sequence[Call], wanted: Sequence[int], answers: list[Any]) -> None:
+        groups: dict[Node, list[int]] = {}
+        for at in wanted:
+            if self._topology.stale:
+                self._discover()
+            groups.setdefault(self._topology.node_of(calls[at].keys[0]), []).append(at)
+        for node, group in groups.items():
+            try:
+                found = self._run_at(node, [calls[at] for at in group])
+            except (RedisError, OSError) as error:
+                self._topology.note(error, node)
+                raise
+            for at, answer in zip(group, found, strict=True):
+                answers[at] = answer
+                if isinstance(answer, BaseException):
+                    self._topology.note(answer, node)
+
+    def _run_at(self, node: Node, calls: Sequence[Call]) -> list[Any]:
         client = self._clients.get(node)
         if client is None:
             client = self._clients[node] = self._connect(self._topology.address.url_of(node))
-        return client
-
-    def close(self) -> None:
-        """Close all clients."""
-        for client in self._clients.values():
-            client.close()
-        self._clients.clear()
+        answers = _pipelined(client, calls)
+        if any(isinstance(answer, NoScriptError) for answer in answers):
+            for script in {call.script for call in calls}:
+                with lost_connections():
+                    client.script_load(script.text)
+            answers = _pipelined(client, calls)
+        return answers
 
     def _discover(self) -> None:
         topology, errors = self._topology, []
         for seed in topology.seeds():
-            client = self._ask(topology.address.url_of_seed(seed))
+            seconds = min(self._options["socket_timeout"], DISCOVERY_SECONDS)
+            client = self._connect(
+                topology.address.url_of_seed(seed), socket_connect_timeout=seconds, socket_timeout=seconds
+            )
             try:
                 with lost_connections():
                     if topology.learn(seed, client.execute_command(*topology.question())):
@@ -407,3 +457,15 @@ class ThreadNodes:
             finally:
                 client.close()
         raise topology.unknown(errors)
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+        return redis.Redis.from_url(url, **{**self._options, **options}, retry=retry)
+
+
+def _pipelined(client: Any, calls: Sequence[Call]) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    for call in calls:
+        pipeline.execute_command(*call.command())
+    with lost_connections():
+        return list(pipeline.execute(raise_on_error=False))

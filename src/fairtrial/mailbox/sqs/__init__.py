@@ -8,7 +8,7 @@ except ImportError as error:
     raise MissingExtraError("a mailbox on SQS", "sqs") from error
 
 from fairtrial.mailbox.sqs.connection import SqsAddress, SqsConnection
-from fairtrial.mailbox.sqs.mailbox import SqsMailbox, SqsMailboxFactory
+from fairtrial.mailbox.sqs.mailbox import SqsMailbox
 from fairtrial.mailbox.sqs.queues import S3ClaimCheck
 
-__all__ = ["S3ClaimCheck", "SqsAddress", "SqsConnection", "SqsMailbox", "SqsMailboxFactory"]
+__all__ = ["S3ClaimCheck", "SqsAddress", "SqsConnection", "SqsMailbox"]

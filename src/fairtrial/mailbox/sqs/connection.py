@@ -32,6 +32,7 @@ from fairtrial.errors import (
     MailboxFullError,
     MessageTooLargeError,
 )
+from fairtrial.mailbox.batcher import fail
 from fairtrial.mailbox.server import ServerConnection
 
 _GONE: Final = ("NonExistentQueue", "QueueDoesNotExist")
@@ -348,7 +349,7 @@ class RequestBatcher:
             elif not isinstance(error, FAILURES):
                 told = translated(error, _DOING[operation])
             for entry in entries:
-                _fail(entry.future, told)
+                fail(entry.future, told)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -364,13 +365,7 @@ class RequestBatcher:
             if str(at) in succeeded or str(at) in failed:
                 entry.future.set_result(failed.get(str(at)))
             else:
-                _fail(entry.future, MailboxConnectionError(f"{_DOING[operation]}: SQS did not confirm an entry"))
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # Mark as retrieved: a cancelled caller will not do so.
+                fail(entry.future, MailboxConnectionError(f"{_DOING[operation]}: SQS did not confirm an entry"))
 
 
 _CONNECTIONS: Final = 64
@@ -412,10 +407,12 @@ class SqsConnection(ServerConnection):
     """
 
     server = "SQS"
+    required = "an SQS mailbox requires a connection, or an address: sqs://region/prefix"
 
     def __init__(
         self, address: SqsAddress | str, *, timeout_seconds: float = 10.0, clock: Clock = SYSTEM_CLOCK
     ) -> None:
+        super().__init__(address)
         self.address = SqsAddress.parse(address) if isinstance(address, str) else address
         self.clock = clock
         self.requests: Counter[str] = Counter()
@@ -425,15 +422,8 @@ class SqsConnection(ServerConnection):
         self._session = _with_loader(get_session())
         self._stack = AsyncExitStack()
         self._clients: dict[str, asyncio.Task[Any]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
         self._lock = threading.Lock()
         self._blocking: Any = None
-
-    @classmethod
-    def of(cls, source: SqsSource) -> SqsConnection:
-        """Return the connection, or a new one to an address."""
-        return source if isinstance(source, SqsConnection) else cls(source)
 
     def __repr__(self) -> str:
         return f"SqsConnection({self.address})"

@@ -6,31 +6,12 @@ import asyncio
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
-from typing_extensions import TypeVar
-
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    ConfigurationError,
-    LeaseLostError,
-    MailboxConnectionError,
-    MailboxError,
-    MessageTooLargeError,
-)
-from fairtrial.mailbox.body import ClaimCheck, encode_body, queue_key, readable, seal
-from fairtrial.mailbox.protocol import (
-    DeadLetter,
-    Mailbox,
-    MailboxDepth,
-    MailboxFactory,
-    MailboxResolver,
-    Message,
-    Renewer,
-    validate_name,
-)
-from fairtrial.mailbox.server import ServerMailbox
+from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, MailboxConnectionError
+from fairtrial.mailbox.body import ClaimCheck, readable
+from fairtrial.mailbox.protocol import DeadLetter, Mailbox, MailboxDepth, MailboxResolver, Message
+from fairtrial.mailbox.server import ServerMailbox, T
 from fairtrial.mailbox.sqs.connection import (
     FAILURES,
     MAX_BYTES,
@@ -39,43 +20,20 @@ from fairtrial.mailbox.sqs.connection import (
     SqsSource,
     entry_error,
     is_gone,
+    is_lost_lease,
     translated,
 )
 from fairtrial.mailbox.sqs.queues import HEADER_BYTES, MailboxQueues, S3ClaimCheck, WireMessage, as_storable
-from fairtrial.mailbox.sqs.receive import SqsReceipt, SqsReceiver, SqsRenewer
+from fairtrial.mailbox.sqs.receive import SqsReceipt, SqsReceiver, whole_lease
 
 _LISTING_SECONDS: Final = 120
 _EMPTY_POLLS: Final = 2  # A short poll of SQS may miss messages: the queue is empty when several found none.
 
 
-class SqsLetterBox(Protocol):
-    """The interface of a mailbox for its dead letters."""
-
-    name: str
-    connection: SqsConnection
-    queues: MailboxQueues
-
-    async def open(self) -> None:
-        """Find or create the queues."""
-        ...
-
-    async def count(self, url: str) -> tuple[int, int, int]:
-        """Return the number of messages in a queue: waiting, delayed and in flight."""
-        ...
-
-    async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
-        """Send a message to one of the queues."""
-        ...
-
-    async def body_of(self, wire: WireMessage) -> bytes:
-        """Return the body of a message, from the claim check if it is there."""
-        ...
-
-
 class SqsDeadLetters:
     """The dead letters of one mailbox."""
 
-    def __init__(self, mailbox: SqsLetterBox) -> None:
+    def __init__(self, mailbox: SqsMailbox[Any]) -> None:
         self._mailbox = mailbox
 
     async def count(self) -> int:
@@ -176,8 +134,6 @@ class SqsDeadLetters:
 MAX_BODY_BYTES = (MAX_BYTES - HEADER_BYTES) * 3 // 4  # Binary bodies grow by a third in base64.
 _MAX_FOREIGN = 200_000
 
-T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
-
 
 class SqsMailbox(ServerMailbox[T]):
     """A mailbox on standard queues of Amazon SQS. Requires asyncio.
@@ -190,7 +146,7 @@ class SqsMailbox(ServerMailbox[T]):
         body_type: The type of bodies. Invalid bodies become dead letters and never reach a worker. By default, loops
             and `collect_results` set it; until then bodies are plain JSON values.
         connection: A connection that mailboxes can share, or an address: `sqs://region/prefix`.
-        resolver: Finds the mailbox for a reply address; by default a mailbox at the same address.
+        reply_resolver: Finds the mailbox for a reply address; by default a mailbox at the same address.
         claim_check: The store for large bodies; by default the bucket in the address. Without either, they are refused.
         max_body_bytes: The size limit of bodies in a message, after compression.
         ttl_seconds: Makes this object the owner of the mailbox, such as one for replies: it is deleted when this object
@@ -200,6 +156,9 @@ class SqsMailbox(ServerMailbox[T]):
     """
 
     server = "SQS"
+    large_bodies = "name an S3 bucket for large bodies in the address: ?bucket=NAME"
+    connection_type = SqsConnection
+    connection: SqsConnection
 
     def __init__(
         self,
@@ -207,32 +166,30 @@ class SqsMailbox(ServerMailbox[T]):
         body_type: type[T] = object,  # type: ignore[assignment]  # plain JSON values
         connection: SqsSource | None = None,
         *,
-        resolver: MailboxResolver | None = None,
+        reply_resolver: MailboxResolver | None = None,
         claim_check: ClaimCheck | S3ClaimCheck | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         ttl_seconds: float | None = None,
         create: bool = True,
         shards: int | None = None,
     ) -> None:
-        if connection is None:
-            raise ConfigurationError("an SQS mailbox requires a connection, or an address: sqs://region/prefix")
-        if ttl_seconds is not None and ttl_seconds < 1:
-            raise ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
         if not 0 < max_body_bytes <= MAX_BODY_BYTES:
             raise ConfigurationError(f"max_body_bytes must be from 1 to {MAX_BODY_BYTES} (got {max_body_bytes})")
-        self.name = validate_name(name)
-        self.body_type: type[Any] = body_type
-        self.connection = SqsConnection.of(connection)
-        self._owns_connection = self.connection is not connection
+        super().__init__(
+            name,
+            body_type,
+            connection,
+            reply_resolver=reply_resolver,
+            claim_check=claim_check,
+            max_body_bytes=max_body_bytes,
+            ttl_seconds=ttl_seconds,
+            create=create,
+        )
         if claim_check is None and self.connection.address.bucket is not None:
-            claim_check = S3ClaimCheck(self.connection)
-        self.claim_check = claim_check
-        self.max_body_bytes = max_body_bytes
-        self.key = queue_key()
+            self.claim_check = S3ClaimCheck(self.connection)
         self.poll_seconds = self.connection.address.poll_seconds
         self.gather_seconds = self.connection.address.linger_seconds
         self.count_lag_seconds = self.connection.address.lag_seconds
-        self.renewer: Renewer = SqsRenewer(self.connection)
         growing = shards is None and ttl_seconds is None and create
         self.queues = MailboxQueues(
             self.connection,
@@ -242,16 +199,8 @@ class SqsMailbox(ServerMailbox[T]):
             ttl_seconds=ttl_seconds,
         )
         self.dead_letters = SqsDeadLetters(self)
-        self._resolver = resolver
         self._receiver = SqsReceiver(self)
-        self._ttl = ttl_seconds
-        self._create = create
         self._turn = secrets.randbelow(64)
-        self._refresher: asyncio.Task[None] | None = None
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"SqsMailbox({self.name!r}, {self.connection!r})"
 
     async def open(self, *, again: bool = False) -> None:
         """Create the queues if they do not exist. Receiving does it too; a reply address must be opened first."""
@@ -259,12 +208,12 @@ class SqsMailbox(ServerMailbox[T]):
         await self.queues.open(create=self._create, again=again)
         if self._ttl is not None and self._refresher is None:
             await self.queues.expire(self._ttl)  # The queue may be older than this object.
-            self._refresher = asyncio.get_running_loop().create_task(self._keep_alive(self._ttl))
+            self._keep_refreshed()
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
         """Send a message; returns its id when SQS has stored it. Sends of one turn of the event loop leave together."""
         self.check_open()
-        address = "" if reply_to is None else await self._address(reply_to)
+        address = await self._address(reply_to)
         wire = await self._wire(body, address)
         await self.send_wire(wire)
         return wire.id
@@ -272,7 +221,7 @@ class SqsMailbox(ServerMailbox[T]):
     async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
         """Send many messages, ten in a request; returns their ids."""
         self.check_open()
-        address = "" if reply_to is None else await self._address(reply_to)
+        address = await self._address(reply_to)
         wires = [await self._wire(body, address) for body in bodies]
         await self.open()
         sending = []
@@ -296,13 +245,37 @@ class SqsMailbox(ServerMailbox[T]):
                 raise outcome
         return [outcome is None for outcome in outcomes]
 
-    async def receive(
-        self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
-    ) -> Sequence[Message[T]]:
-        """Receive up to `max_messages`; see `Mailbox.receive`. A cancelled receive loses nothing."""
-        self.check_open()
-        await self.open()
-        return await self._receiver.receive(max_messages, visibility_timeout, wait_time_seconds)
+    def renew(self, receipts: Sequence[SqsReceipt], seconds: float) -> Sequence[bool]:
+        """Renew each lease for `seconds` from now, ten in a request; may be called from any thread."""
+        lease = whole_lease(seconds)
+        kept = [False] * len(receipts)
+        queues: dict[str, list[int]] = {}
+        for at, receipt in enumerate(receipts):
+            if receipt.is_held():
+                queues.setdefault(receipt.url, []).append(at)
+        for url, places in queues.items():
+            for start in range(0, len(places), MAX_ENTRIES):
+                self._renew(url, receipts, places[start : start + MAX_ENTRIES], lease, kept)
+        return kept
+
+    def _renew(self, url: str, receipts: Sequence[SqsReceipt], places: list[int], lease: int, kept: list[bool]) -> None:
+        now = self.connection.clock.monotonic()
+        leases = {at: receipts[at].allowed_lease(lease, now) for at in places}
+        entries = [
+            {"Id": str(at), "ReceiptHandle": receipts[at].handle, "VisibilityTimeout": leases[at]}
+            for at in places
+            if leases[at] >= 1
+        ]
+        if not entries:
+            return
+        answer = self.connection.call_blocking("change_message_visibility_batch", QueueUrl=url, Entries=entries)
+        for success in answer.get("Successful") or ():
+            at = int(success["Id"])
+            receipts[at].deadline = now + leases[at]
+            kept[at] = True
+        for failure in answer.get("Failed") or ():
+            if not is_lost_lease(failure):
+                raise entry_error(failure, "renewing leases")
 
     async def approximate_count(self) -> int:
         """Return about how many messages have not been settled: waiting, delayed and in flight."""
@@ -327,37 +300,6 @@ class SqsMailbox(ServerMailbox[T]):
             except FAILURES as error:
                 raise translated(error, f"purging {self.name}") from None
         return removed
-
-    async def close(self) -> None:
-        """Return messages that were received and not handed out, and close connections.
-
-        Waits for long polls that were cancelled, because they may still receive messages.
-        """
-        if self._closed:
-            return
-        if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.wait([self._refresher])
-        await self._receiver.close()
-        if self._ttl is not None and self.queues.urls:
-            try:
-                await self.queues.delete()
-            except MailboxError:
-                pass  # SQS is unavailable: the sweeper of another process deletes it.
-        self._closed = True
-        if self._owns_connection:
-            await self.connection.close()
-
-    def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> SqsMailbox[R]:
-        """Create a mailbox for replies to messages of this one, at the same address, which expires with its owner."""
-        return SqsMailbox(
-            name,
-            body_type,
-            self.connection,
-            claim_check=self.claim_check,
-            max_body_bytes=self.max_body_bytes,
-            ttl_seconds=ttl_seconds,
-        )
 
     async def count(self, url: str) -> tuple[int, int, int]:
         """Return about how many messages of a queue are waiting, delayed and in flight."""
@@ -392,11 +334,7 @@ class SqsMailbox(ServerMailbox[T]):
             BodyError: the body is missing or damaged.
             OSError: the claim check cannot be read at present.
         """
-        if wire.form != "claim":
-            return wire.body()
-        if self.claim_check is None:
-            raise BodyError("it is in a claim check, and this mailbox has none")
-        return await self.claim_check.fetch(wire.payload)
+        return await self.claimed_body(wire.payload) if wire.form == "claim" else wire.body()
 
     async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
         """Send a message to one of the queues, or to this one.
@@ -432,58 +370,14 @@ class SqsMailbox(ServerMailbox[T]):
         self._turn += 1
         return self.queues.urls[self._turn % len(self.queues.urls)]
 
-    def _factory(self) -> MailboxFactory:
-        return SqsMailboxFactory(self.connection, object, claim_check=self.claim_check)
-
     async def _wire(self, body: Any, address: str) -> WireMessage:
-        try:
-            data = seal(encode_body(body), self.key, self.name, address)
-        except CodecError as error:
-            raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
-        if self.claim_check is not None and len(data) > min(self.max_body_bytes, self.claim_check.threshold):
-            return WireMessage.of_claim(await self.claim_check.keep(data), address)
-        if len(data) > self.max_body_bytes:
-            raise MessageTooLargeError(
-                f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(data)}); "
-                "name an S3 bucket for large bodies in the address: ?bucket=NAME"
-            )
-        return WireMessage.of(data, address)
+        claimed, data = await self._pack(body, address)
+        return WireMessage.of_claim(data.decode(), address) if claimed else WireMessage.of(data, address)
 
-    async def _keep_alive(self, ttl: float) -> None:
-        while True:
-            await asyncio.sleep(ttl / 3)
-            try:
-                await self.queues.expire(ttl)
-            except MailboxError:
-                pass  # The sweeper waits longer than one missed refresh.
+    async def _refresh(self, ttl: float) -> None:
+        await self.queues.expire(ttl)
 
-
-class SqsMailboxFactory:
-    """Creates objects for sending to mailboxes at one SQS address. They never create a mailbox.
-
-    Args:
-        connection: A connection, or an address.
-        body_type: The type of bodies, for receiving.
-        claim_check: The store for large bodies.
-    """
-
-    def __init__(
-        self,
-        connection: SqsSource,
-        body_type: type[Any] = object,
-        *,
-        claim_check: ClaimCheck | S3ClaimCheck | None = None,
-    ) -> None:
-        self.connection = SqsConnection.of(connection)
-        self._owns_connection = self.connection is not connection
-        self._body_type = body_type
-        self._claim_check = claim_check
-
-    def create(self, name: str) -> SqsMailbox[Any]:
-        """Return an object for sending to the mailbox with this name."""
-        return SqsMailbox(name, self._body_type, self.connection, claim_check=self._claim_check, create=False)
-
-    async def close(self) -> None:
-        """Close the connection, if it was opened here."""
-        if self._owns_connection:
-            await self.connection.close()
+    async def _retire(self) -> None:
+        """Delete a mailbox with an owner. If SQS is unavailable, the sweeper of another process deletes it."""
+        if self._ttl is not None and self.queues.urls:
+            await self.queues.delete()

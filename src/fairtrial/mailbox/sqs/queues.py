@@ -35,7 +35,7 @@ class WireMessage:
 
     Attributes:
         payload: The body: text, base64, or the hash of a claim check, depending on `form`.
-        form: `text`, `base64` or `claim`.
+        form: `text`, `base64` or `claim`; `foreign` if it was not sent by a mailbox.
         id: The id of the message, the same in every copy.
         reply_to: The reply address; empty if there is none.
         deliveries: The deliveries of earlier copies.
@@ -97,7 +97,13 @@ class WireMessage:
         return cls(payload, **values)
 
     def body(self) -> bytes:
-        """Return the body of a message that is not in a claim check. Raises `BodyError` if it is damaged."""
+        """Return the body of a message that is not in a claim check.
+
+        Raises:
+            BodyError: it is damaged, or was not sent by a mailbox.
+        """
+        if self.form == "foreign":
+            raise BodyError("it was not sent by a mailbox")
         if self.form == "text":
             return self.payload.encode("utf-8", "surrogatepass")
         try:

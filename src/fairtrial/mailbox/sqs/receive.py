@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
 import random
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    ConfigurationError,
-    LeaseLostError,
-    MailboxClosedError,
-    MailboxError,
-    NewerFormatError,
-)
-from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body, unseal
-from fairtrial.mailbox.protocol import Message, Renewer, validate_receive
-from fairtrial.mailbox.server import hand_back_all
-from fairtrial.mailbox.sqs.connection import (
-    FAILURES,
-    MAX_ENTRIES,
-    SqsConnection,
-    entry_error,
-    is_gone,
-    is_lost_lease,
-    translated,
-)
-from fairtrial.mailbox.sqs.queues import MailboxQueues, WireMessage
+from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, MailboxError
+from fairtrial.mailbox.protocol import Message
+from fairtrial.mailbox.receive import BackgroundReads, Delivery, ServerReceipt
+from fairtrial.mailbox.sqs.connection import FAILURES, MAX_ENTRIES, entry_error, is_gone, is_lost_lease, translated
+from fairtrial.mailbox.sqs.queues import WireMessage
+
+if TYPE_CHECKING:
+    from fairtrial.mailbox.sqs.mailbox import SqsMailbox
 
 MAX_LEASE_SECONDS: Final = 43_200
 """A message is in flight for at most 12 hours after it was received, however often its lease is renewed."""
@@ -47,27 +33,7 @@ def whole_lease(seconds: float) -> int:
     return math.ceil(seconds)
 
 
-class SqsSettling(Protocol):
-    """The interface of a mailbox for its receipts."""
-
-    name: str
-    connection: SqsConnection
-    renewer: Renewer
-
-    def check_open(self) -> None:
-        """Raise `MailboxClosedError` after `close`."""
-        ...
-
-    async def add_dead_letter(self, wire: WireMessage, reason: str, error: str) -> None:
-        """Store a dead letter."""
-        ...
-
-    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send a reply to the reply address of a message."""
-        ...
-
-
-class SqsReceipt:
+class SqsReceipt(ServerReceipt):
     """The handle of one delivery.
 
     Attributes:
@@ -85,7 +51,6 @@ class SqsReceipt:
         "_copied",
         "deadline",
         "handle",
-        "mailbox",
         "received",
         "receives",
         "sent_ms",
@@ -94,9 +59,11 @@ class SqsReceipt:
         "wire",
     )
 
+    mailbox: SqsMailbox[Any]
+
     def __init__(
         self,
-        mailbox: SqsSettling,
+        mailbox: SqsMailbox[Any],
         url: str,
         handle: str,
         wire: WireMessage,
@@ -107,6 +74,7 @@ class SqsReceipt:
         sent_ms: int = 0,
     ) -> None:
         self.mailbox = mailbox
+        self.message_id = wire.id
         self.url = url
         self.handle = handle
         self.wire = wire
@@ -116,11 +84,6 @@ class SqsReceipt:
         self.deadline = received + lease
         self.settled = False
         self._copied = False
-
-    @property
-    def renewer(self) -> Renewer:
-        """The renewer for this lease and others of the same mailbox."""
-        return self.mailbox.renewer
 
     @property
     def deliveries(self) -> int:
@@ -159,10 +122,6 @@ class SqsReceipt:
         """See `Message.dead_letter`."""
         await self._settle(self._set_aside(reason, error))
 
-    async def reply(self, address: str | None, body: Any) -> str:
-        """See `Message.reply`."""
-        return await self.mailbox.send_reply(self.wire.id, address, body)
-
     def allowed_lease(self, lease: int, now: float) -> int:
         """Return the lease, or less if it would end later than 12 hours after the message was received."""
         return min(lease, int(self.received + MAX_LEASE_SECONDS - _LEASE_MARGIN - now))
@@ -170,13 +129,6 @@ class SqsReceipt:
     async def delete(self) -> None:
         """Delete the message."""
         await self._submit("delete_message_batch", {"ReceiptHandle": self.handle}, "acknowledging")
-
-    def lost(self) -> LeaseLostError:
-        """Return the error for a lease that was lost."""
-        return LeaseLostError(
-            f"the lease of message {self.wire.id} of {self.mailbox.name} was lost: it expired, or the message was "
-            "settled before"
-        )
 
     async def _return(self, delay: float, *, counted: bool) -> None:
         # The copy first: a crash in between repeats the message instead of losing it.
@@ -230,132 +182,51 @@ class SqsReceipt:
             raise self.lost() if "ReceiptHandle" in entry and is_lost_lease(failure) else entry_error(failure, what)
 
 
-class SqsRenewer:
-    """Renews the leases of a mailbox from any thread, ten in a request."""
-
-    def __init__(self, connection: SqsConnection) -> None:
-        self._connection = connection
-
-    def renew(self, receipts: Sequence[SqsReceipt], seconds: float) -> Sequence[bool]:
-        """Renew each lease for `seconds` from now; False for those that are lost."""
-        lease = whole_lease(seconds)
-        kept = [False] * len(receipts)
-        queues: dict[str, list[int]] = {}
-        for at, receipt in enumerate(receipts):
-            if receipt.is_held():
-                queues.setdefault(receipt.url, []).append(at)
-        for url, places in queues.items():
-            for start in range(0, len(places), MAX_ENTRIES):
-                self._renew(url, receipts, places[start : start + MAX_ENTRIES], lease, kept)
-        return kept
-
-    def _renew(self, url: str, receipts: Sequence[SqsReceipt], places: list[int], lease: int, kept: list[bool]) -> None:
-        now = self._connection.clock.monotonic()
-        leases = {at: receipts[at].allowed_lease(lease, now) for at in places}
-        entries = [
-            {"Id": str(at), "ReceiptHandle": receipts[at].handle, "VisibilityTimeout": leases[at]}
-            for at in places
-            if leases[at] >= 1
-        ]
-        if not entries:
-            return
-        answer = self._connection.call_blocking("change_message_visibility_batch", QueueUrl=url, Entries=entries)
-        for success in answer.get("Successful") or ():
-            at = int(success["Id"])
-            receipts[at].deadline = now + leases[at]
-            kept[at] = True
-        for failure in answer.get("Failed") or ():
-            if not is_lost_lease(failure):
-                raise entry_error(failure, "renewing leases")
-
-
-_log = logging.getLogger(__name__)
-_MISSING_BLOB_DELAY: Final = 5.0
 _PARALLEL: Final = 8
 _SHARD_POLL_SECONDS: Final = 2  # With several queues: nothing else is received while one of them is polled.
 _LATE_SECONDS: Final = 1.0
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp"]
 
 
-class SqsInbox(SqsSettling, Protocol):
-    """The interface of a mailbox for its receiver."""
+class SqsReceiver[T](BackgroundReads[T]):
+    """Receives messages from one mailbox. Closing it waits until all polls have ended."""
 
-    queues: MailboxQueues
-    body_type: type[Any]
-    key: bytes | None
-    poll_seconds: int
+    _mailbox: SqsMailbox[T]
 
-    async def open(self, *, again: bool = False) -> None:
-        """Find or create the queues."""
-        ...
-
-    async def body_of(self, wire: WireMessage) -> bytes:
-        """Return the body of a message, from the claim check if it is there."""
-        ...
-
-
-class SqsReceiver:
-    """Receives messages from one mailbox."""
-
-    def __init__(self, mailbox: SqsInbox) -> None:
-        self._mailbox = mailbox
-        self._polls: set[asyncio.Task[list[SqsReceipt]]] = set()
-        self._returning: set[asyncio.Task[None]] = set()
-        self._closing = False
+    def __init__(self, mailbox: SqsMailbox[T]) -> None:
+        super().__init__(mailbox)
         self._next = random.randrange(64)  # noqa: S311 - receivers start at different shards
 
-    async def receive(self, max_messages: int, visibility: float, wait: float) -> Sequence[Message[Any]]:
-        """See `Mailbox.receive`."""
-        validate_receive(max_messages, visibility, wait)
-        lease = whole_lease(visibility)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + wait
-        while True:
-            self._mailbox.check_open()
-            await self._mailbox.queues.refresh_shards()
-            receipts = await self._look(max_messages, lease, end - loop.time())
-            if self._closing:
-                self._hand_back_later(receipts)
-                raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
-            messages = await self._messages(receipts)
-            if messages or loop.time() >= end:
-                return messages
-
-    async def close(self) -> None:
-        """Wait until all polls have ended, and hand back the messages that they received."""
-        self._closing = True
-        while self._polls or self._returning:
-            await asyncio.wait({*self._polls, *self._returning})
-            await asyncio.sleep(0)  # Let waiting callers end and hand back their messages.
-
-    async def _look(self, count: int, lease: int, left: float) -> list[SqsReceipt]:
+    async def _look(self, count: int, visibility: float, wait: float) -> Sequence[Delivery]:
         """Receive from all queues; wait in one of them if there is nothing."""
+        lease = whole_lease(visibility)
+        await self._mailbox.queues.refresh_shards()
         urls = self._mailbox.queues.urls
         self._next += 1
         urls = [urls[(self._next + at) % len(urls)] for at in range(len(urls))]
-        receipts: list[SqsReceipt] = []
+        found: list[Delivery] = []
         longest = self._mailbox.poll_seconds if len(urls) == 1 else _SHARD_POLL_SECONDS
         # Whole seconds, and rather a second too long than not at all: without waiting, SQS asks only some of its
         # servers and may miss messages.
-        wait = 0 if left <= 0 else min(longest, max(1, int(left)))
+        seconds = 0 if wait <= 0 else min(longest, max(1, int(wait)))
         try:
             for url in urls if len(urls) > 1 else ():
-                receipts += await self._drain(url, count - len(receipts), lease, 0)
-                if len(receipts) >= count:
-                    return receipts
-            if not receipts and (wait or len(urls) == 1):
-                receipts += await self._drain(urls[0], count, lease, wait)
+                found += await self._drain(url, count - len(found), lease, 0)
+                if len(found) >= count:
+                    return found
+            if not found and (seconds or len(urls) == 1):
+                found += await self._drain(urls[0], count, lease, seconds)
         except (asyncio.CancelledError, MailboxError):
-            self._hand_back_later(receipts)
+            self._hand_back(found)
             raise
-        return receipts
+        return found
 
-    async def _drain(self, url: str, count: int, lease: int, wait: int) -> list[SqsReceipt]:
+    async def _drain(self, url: str, count: int, lease: int, wait: int) -> list[Delivery]:
         """Receive up to `count` from one queue: ten, and if there are as many, the others at once."""
-        receipts = await self._poll(url, min(count, MAX_ENTRIES), lease, wait)
-        full = len(receipts) == MAX_ENTRIES
-        while full and len(receipts) < count and not self._closing:
-            missing = count - len(receipts)
+        found = [*await self._poll(url, min(count, MAX_ENTRIES), lease, wait)]
+        full = len(found) == MAX_ENTRIES
+        while full and len(found) < count and not self._closing:
+            missing = count - len(found)
             asked = [
                 min(MAX_ENTRIES, missing - at) for at in range(0, min(missing, _PARALLEL * MAX_ENTRIES), MAX_ENTRIES)
             ]
@@ -365,36 +236,25 @@ class SqsReceiver:
             except asyncio.CancelledError:
                 for poll in polls:
                     poll.cancel()
-                self._hand_back_later(receipts)
+                self._hand_back(found)
                 raise
             more = [poll.result() for poll in polls if poll.exception() is None]
-            receipts += [receipt for part in more for receipt in part]
+            found += chain.from_iterable(more)
             full = len(more) == len(polls) and all(
                 len(part) == number for part, number in zip(more, asked, strict=True)
             )
-        return receipts
+        return found
 
-    async def _poll(self, url: str, count: int, lease: int, wait: int) -> list[SqsReceipt]:
-        poll = asyncio.ensure_future(self._request(url, count, lease, wait))
-        self._polls.add(poll)
-        poll.add_done_callback(self._polls.discard)
+    async def _poll(self, url: str, count: int, lease: int, wait: int) -> Sequence[Delivery]:
         try:
-            # Shielded: the messages of an aborted poll would not be redelivered until their leases expire.
-            receipts = await asyncio.shield(poll)
-        except asyncio.CancelledError:
-            self._run_in_background(self._return(poll))
-            raise
+            return await self._read(self._request(url, count, lease, wait))
         except FAILURES as error:
             if is_gone(error):
                 await self._mailbox.open(again=True)
                 return []
             raise translated(error, f"receiving from {self._mailbox.name}") from None
-        if self._closing:
-            self._hand_back_later(receipts)
-            raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
-        return receipts
 
-    async def _request(self, url: str, count: int, lease: int, wait: int) -> list[SqsReceipt]:
+    async def _request(self, url: str, count: int, lease: int, wait: int) -> Sequence[tuple[SqsReceipt, WireMessage]]:
         clock = self._mailbox.connection.clock
         began = clock.monotonic()
         messages = await self._mailbox.connection.receive(
@@ -407,7 +267,8 @@ class SqsReceiver:
         now = clock.monotonic()
         # The leases began when SQS sent its answer. If that was late, it may have been at any time since the request.
         received = now if now - began <= wait + _LATE_SECONDS else began
-        return [self._receipt(url, message, received, lease) for message in messages]
+        receipts = [self._receipt(url, message, received, lease) for message in messages]
+        return [(receipt, receipt.wire) for receipt in receipts]
 
     def _receipt(self, url: str, message: dict[str, Any], received: float, lease: int) -> SqsReceipt:
         try:
@@ -428,73 +289,16 @@ class SqsReceiver:
             sent_ms=int(message.get("Attributes", {}).get("SentTimestamp", 0)),
         )
 
-    async def _messages(self, receipts: Sequence[SqsReceipt]) -> list[Message[Any]]:
-        messages = []
-        try:
-            for receipt in receipts:
-                if (message := await self._message(receipt)) is not None:
-                    messages.append(message)
-        except asyncio.CancelledError:
-            self._hand_back_later([receipt for receipt in receipts if not receipt.settled])
-            raise
-        return messages
-
-    async def _message(self, receipt: SqsReceipt) -> Message[Any] | None:
-        mailbox, wire = self._mailbox, receipt.wire
-        now = mailbox.connection.clock.time()
-        if wire.not_before > now + 1:  # SQS delays at most 15 minutes: it is delayed again.
-            await self._settle(receipt.nack(wire.not_before - now, counted=False))
+    async def _message(self, receipt: SqsReceipt, content: WireMessage) -> Message[T] | None:
+        now = self._mailbox.connection.clock.time()
+        if content.not_before > now + 1:  # SQS delays at most 15 minutes: it is delayed again.
+            await self._settle(receipt.nack(content.not_before - now, counted=False))
             return None
-        try:
-            if wire.form == "foreign":
-                raise BodyError("it was not sent by a mailbox")
-            data = unseal(await mailbox.body_of(wire), mailbox.key, mailbox.name, wire.reply_to)
-            body = decode_body(mailbox.body_type, data)
-        except NewerFormatError as error:
-            # Not damaged: a worker of a newer version can read it.
-            _log.warning("handing message %s of %s back to newer workers: %s", wire.id, mailbox.name, error)
-            await self._settle(receipt.nack(NEWER_FORMAT_DELAY, counted=False))
-            return None
-        except (BodyError, CodecError) as error:
-            await self._settle(receipt.dead_letter(f"the body cannot be read: {error}", "BodyError"))
-            return None
-        except OSError as error:
-            _log.warning("the body of message %s of %s cannot be fetched: %s", wire.id, mailbox.name, error)
-            await self._settle(receipt.nack(_MISSING_BLOB_DELAY, counted=False))
-            return None
-        except Exception as error:  # An arbitrary error of a user's validator.
-            reason = f"reading the body failed: {type(error).__name__}: {error}"
-            await self._settle(receipt.dead_letter(reason, "BodyError"))
-            return None
-        return Message(
-            wire.id,
-            body,
+        return await self._read_message(
             receipt,
+            self._mailbox.body_of(content),
+            content.reply_to,
             delivery_count=receipt.deliveries,
             expiries=receipt.expiries,
-            reply_to=wire.reply_to or None,
             waited_seconds=max(0.0, now - receipt.sent_ms / 1000) if receipt.sent_ms else None,
         )
-
-    async def _settle(self, settling: Any) -> None:
-        try:
-            await settling
-        except MailboxError as error:
-            # One invalid message must not affect the others; it is redelivered when its lease expires.
-            _log.warning("a message of %s could not be set aside: %s", self._mailbox.name, error)
-
-    def _hand_back_later(self, receipts: Sequence[SqsReceipt]) -> None:
-        if receipts:
-            self._run_in_background(hand_back_all(self._mailbox.name, receipts))
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
-
-    async def _return(self, poll: asyncio.Task[list[SqsReceipt]]) -> None:
-        try:
-            receipts = await poll
-        except FAILURES:
-            return
-        await hand_back_all(self._mailbox.name, receipts)
