@@ -58,7 +58,7 @@ def plan_of_sides(sources: Sequence[ExperimentSource]) -> RunPlan | None:
 def check_run(run: RunRecord) -> PlanCheck | None:
     """Check a run against its plan; None without one."""
     planned = plan_of(run)
-    return None if planned is None else planned.check(_of_run(run, planned))
+    return None if planned is None else planned.check(_of_run(run, planned, sized=True))
 
 
 def check_comparison(
@@ -73,7 +73,7 @@ def check_gate(planned: RunPlan | None, rules: GateRules, sources: Sequence[Expe
     return None if planned is None else planned.check(_of_gate(planned, rules, sources))
 
 
-def _of_run(run: RunRecord, planned: RunPlan, *, sized: bool = True) -> Iterator[str]:
+def _of_run(run: RunRecord, planned: RunPlan, *, sized: bool) -> Iterator[str]:
     plan, note = planned.plan, planned.note
     if note.results:
         yield f"the plan was given to {run.name} after {count(note.results, 'result')}"
