@@ -368,8 +368,7 @@ def test_a_run_that_is_taken_over_ends_at_once_and_stays_as_it_is(quick: None) -
     assert time.monotonic() - began < 20
     (run,) = store.runs()
     assert (run.status, run.finished_at, store.run_owner(run.run_id).epoch) == ("running", None, 2)
-    ended = ("fairtrial writer", "fairtrial lease")
-    wait_until(lambda: not any(thread.name.startswith(ended) for thread in threading.enumerate()))
+    wait_until(lambda: not any(thread.name.startswith("fairtrial writer") for thread in threading.enumerate()))
 
 
 async def confirm_after(store: MemoryStore, lease: run_lease.RunLease, seconds: float) -> None:
