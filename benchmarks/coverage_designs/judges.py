@@ -196,7 +196,6 @@ def designs() -> Iterator[Design]:
             share_or_warned(complaints(labels)),
             cell=f"{labels} labels of 400 trials, wrong answers three times as likely",
             quick=6 if labels == 30 else 0,
-            most=400,
         )
         yield Design(
             "floor missed by 5 points, labels of praise",

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from fairtrial import GateRules, compare, gate, stats
+from fairtrial import GateRules, Score, compare, gate, stats
 from fairtrial.base import formatting
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports import by_metric
@@ -568,3 +568,11 @@ class TestFewScoredPairs:
         assert found.warnings == ("new and old have no sample in common: they were run on different data.",)
         (reason,) = gate(new["new"], GateRules(margin=0.05), baseline=old["old"]).reasons
         assert reason.endswith("cannot be decided: the two sides have no sample in common: run both on the same data.")
+
+
+def test_samples_whose_score_alone_changed_are_counted_and_sorted_by_the_change() -> None:
+    values = {"plain": [0.8, 0.8, 0.9, 0.2], "terse": [0.8, 0.7, 0.6, 0.9]}
+    sides = {name: [Score(value, value >= 0.5) for value in scores] for name, scores in values.items()}
+    (changes,) = compare(stored(sides)["plain"], stored(sides)["terse"]).changes
+    assert [changes.count(kind) for kind in ("same", "changed", "lost", "gained")] == [1, 2, 0, 1]
+    assert list(changes.ids_of("changed")) == ["s2", "s1"]

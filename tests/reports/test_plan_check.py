@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -102,12 +103,25 @@ class TestPlanInForce:
         assert check is not None
         assert "labels correct passed, which was not planned" in check.deviations
 
+    @pytest.mark.parametrize(
+        ("planned_cluster", "deviation"),
+        [
+            (None, "clusters are not allowed for, which was not planned"),
+            ("topic", "clusters are not allowed for, planned was topic"),
+        ],
+    )
+    def test_another_way_to_cluster_is_listed(self, planned_cluster: str | None, deviation: str) -> None:
+        check = one(planned(GRADED, AnalysisPlan(cluster=planned_cluster)), cluster="").plan
+        assert check is not None
+        assert deviation in check.deviations
+
     def test_a_run_that_ended_early_is_listed(self) -> None:
         for status in ("stopped", "interrupted", "incomplete"):
             report = planned({"plain": [1.0], "terse": [0.0]}, AnalysisPlan(samples=2), status=status)
             check = one(report).plan
             assert check is not None
             assert check.deviations == ("1 sample is compared, planned were 2", f"suite@1 ended early ({status})")
+            assert "suite@1 has 1 sample, planned were 2" in " ".join(str(report).split())
 
     def test_choices_about_metrics_are_listed_unless_they_were_planned(self) -> None:
         chosen: dict[str, Any] = {"bounds": {"calm": (0.0, 1.0)}, "higher_is_better": ("calm",)}
@@ -180,3 +194,8 @@ class TestRuns:
         )
         assert plan.digest != replace(plan, margins={"calm": 2}).digest
         assert plan.digest != replace(plan, cluster="").digest
+
+
+def test_a_plan_with_tables_is_written_as_toml() -> None:
+    plan = AnalysisPlan(margins={"latency_ms": 20.0, "f1": 0.01}, bounds={"f1": (0.0, 1.0)}, lower_is_better=("x",))
+    assert tomllib.loads(plan.to_toml())["plan"]["margins"] == {"latency_ms": 20.0, "f1": 0.01}

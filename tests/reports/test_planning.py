@@ -231,6 +231,12 @@ class TestCosts:
         assert f"for ${found.options[0].cost_usd:,.2f}." in found.sentence
         assert "a new run may cost more" in " ".join(found.assumptions)
 
+    @pytest.mark.parametrize("priced", [True, False])
+    def test_calls_without_any_known_price_are_named(self, priced: bool) -> None:
+        costs = TrialCosts(80, 1_200.0, None, 1_500.0, 10, complete=True, priced=priced)
+        found = planned(("r", "old", [0.0, 1.0] * 50), ("r", "new", [1.0, 1.0] * 50), costs=costs)
+        assert ("The price of its calls is not known." in found.assumptions) is not priced
+
     def test_what_a_trial_takes_is_read_from_the_store(self) -> None:
         found = plan(pairs(12, 8, 80, config={"max_concurrent": 4}))
         assert found.costs is not None

@@ -279,3 +279,12 @@ def test_the_first_line_is_as_wide_as_the_terminal() -> None:
     tally = Tally()
     started(tally)
     assert [len(lines(tally, width)[0].rstrip()) for width in (60, 100)] == [60, 100]
+
+
+def test_a_resumed_run_says_what_is_stored_and_what_is_retried() -> None:
+    def text(done: int, retried: int = 0) -> str:
+        return EvalRunStarted("r1", "data", 10, 10, done, RUN, retried=retried).resume_text("support@1")
+
+    assert text(4) == "resuming support@1: 4 of 10 trials are stored"
+    assert text(4, retried=2) == "resuming support@1: 4 of 10 trials are stored, of which 2 are retried"
+    assert text(10, retried=1) == "retrying 1 trial of support@1: the others are stored"

@@ -66,7 +66,7 @@ def test_a_suite_uses_what_its_files_import_wherever_that_is_done(project: Path,
                 import at_run_time
             def task(given):
                 import late
-                return __import__("by_name"), importlib.import_module("by_text"), import_module(".relative")
+                return __import__("by_name"), importlib.import_module("by_text", "anchor"), import_module(".relative")
         """,
         plain="",
         named="from pack.deep import leaf",
@@ -74,6 +74,7 @@ def test_a_suite_uses_what_its_files_import_wherever_that_is_done(project: Path,
         late="import numpy.linalg, no_such_module, os.path",
         by_name="",
         by_text="",
+        anchor="",
         only_types="",
         unused="",
         pack__inner="from . import sibling\nfrom .deep.leaf import value",

@@ -76,3 +76,13 @@ async def test_a_surplus_worker_ends_and_others_queue_again() -> None:
     assert slots.release()
     assert await slots.is_surplus()
     assert not await slots.is_surplus()
+
+
+async def test_a_worker_that_is_not_surplus_has_a_place_afterwards() -> None:
+    slots = SharedSlots(1, lambda: None)
+    async with slots:
+        assert not await slots.is_surplus()
+        with anyio.move_on_after(0.02) as waiting:
+            async with slots:
+                pass
+        assert waiting.cancelled_caught

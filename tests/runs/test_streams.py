@@ -63,6 +63,21 @@ async def test_a_stream_after_one_that_was_left_early_yields_the_rest_and_the_re
     assert len(stored | rest) == 50
 
 
+async def test_a_run_that_was_cancelled_says_so() -> None:
+    store = open_store("memory:")
+
+    with anyio.CancelScope() as scope:
+
+        async def endless(given: int) -> int:
+            scope.cancel()
+            await anyio.sleep(60)
+            return given
+
+        await EvalSuite("s", doubles(2), endless, exact_match).run(store=store)
+    (run,) = store.runs(suite="s")
+    assert (run.status, run.noted.stopped) == ("interrupted", "cancelled")
+
+
 @pytest.mark.proves("R112")
 @pytest.mark.filterwarnings("ignore:.*trials have changed")  # They count their calls.
 @pytest.mark.parametrize("how", ["break", "error", "cancelled"])

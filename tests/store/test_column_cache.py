@@ -131,3 +131,10 @@ def test_files_are_listed_and_deleted_by_store(report: EvalReport) -> None:
     assert not path.exists()
     assert cached_totals(identity, report.run) is None
     delete_columns(identity, report.run_id)  # Nothing is left to delete.
+
+
+def test_a_deleted_run_takes_its_file_along(report: EvalReport) -> None:
+    path = file_of(report)
+    assert path.exists()
+    report.store.delete_run(report.run_id)
+    assert not path.exists()

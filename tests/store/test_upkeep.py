@@ -84,6 +84,20 @@ def test_a_full_vacuum_returns_the_space_that_a_run_had_in_postgresql(pg_url: st
     store.close()
 
 
+def test_a_vacuum_leaves_no_connection_without_a_time_limit(pg_url: str) -> None:
+    store = sql(open_store(pg_url))
+
+    def limits() -> list[str]:
+        with store._engine.connect() as one, store._engine.connect() as two:
+            return [str(each.exec_driver_sql("SHOW statement_timeout").scalar_one()) for each in (one, two)]
+
+    before = limits()
+    store.vacuum()
+    assert limits() == before
+    assert "0" not in before
+    store.close()
+
+
 def counts(store: SqlStore) -> list[int]:
     with store._engine.connect() as connection:
         tables = (details, results, samples, datasets)

@@ -250,10 +250,10 @@ def plan_of_sides(sources: Sequence[ExperimentSource]) -> RunPlan | None:
 def check_run(run: RunRecord) -> PlanCheck | None:
     """Check a run against its plan; None without one."""
     planned = plan_of(run)
-    return None if planned is None else planned.check(run_deviations(run, planned))
+    return None if planned is None else planned.check(run_deviations(run, planned, sized=True))
 
 
-def run_deviations(run: RunRecord, planned: RunPlan, *, sized: bool = True) -> Iterator[str]:
+def run_deviations(run: RunRecord, planned: RunPlan, *, sized: bool) -> Iterator[str]:
     """Yield what in a run is not as planned; with `sized`, also too few samples."""
     plan, note = planned.plan, planned.note
     if note.results:
