@@ -395,12 +395,6 @@ class TestFiles:
         assert asked
         assert all(end > (len(samples) - 1) * repeats * 2 - BLOCK for _, end in asked)
 
-    def test_a_deleted_run_takes_its_file_along(self, store: RunStore) -> None:
-        write_columns(store, store_run(store, *sample_run()))
-        assert path_of(store).exists()
-        store.delete_run("r1")
-        assert not path_of(store).exists()
-
     def test_a_full_disk_only_costs_time(self, store: RunStore) -> None:
         run = store_run(store, *sample_run())
         full = OSError(errno.ENOSPC, "No space left on device")
