@@ -60,14 +60,14 @@ class LeftOpen:
         self._made = made
 
     def abandon(self) -> None:
-        self._made.application_calls.end(self)
+        self._made.application_calls.end(self.abandon)
         self._made.application_calls.answered(PromptExecuted(), ChatMessage("assistant", "a"))
 
 
 def streams(given: str, ctx: TrialContext) -> str:
     """Leave a stream open."""
     assert current_trial() is ctx
-    ctx.application_calls.begin([ChatMessage("user", given)], LeftOpen(ctx))
+    ctx.application_calls.begin([ChatMessage("user", given)], LeftOpen(ctx).abandon)
     if given == "broken":
         raise ValueError("broken")
     return f"{ctx.seed} {ctx.attempt} {ctx.shared} {ctx.deadline:g} {ctx.session.tags['team']} {ctx.trace_endpoint}"

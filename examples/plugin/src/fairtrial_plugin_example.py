@@ -46,7 +46,8 @@ class SurveyFiles:
         """Read the columns question, answer and liked (yes or no)."""
         text = path.read_text(encoding="utf-8")
         rows = list(csv.DictReader(text.splitlines()))
-        dataset = Dataset([Sample(f"row-{number}", row["question"]) for number, row in enumerate(rows)], name="survey")
+        samples: list[Sample[str, None]] = [Sample(f"row-{place}", row["question"]) for place, row in enumerate(rows)]
+        dataset = Dataset(samples, name="survey")
         trials = [
             ImportedTrial(number, "scored", score=Score(float(row["liked"] == "yes")), output=row["answer"])
             for number, row in enumerate(rows)

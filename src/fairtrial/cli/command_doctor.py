@@ -391,7 +391,11 @@ async def _way_of_results(store: str, queue: str) -> list[Check]:
     from fairtrial.store.open import find_database
 
     database = find_database(store)
-    if not str(database).startswith("postgresql:") or queue.partition(":")[0] not in ("postgresql", "postgres"):
+    if (
+        not isinstance(database, str)
+        or not database.startswith("postgresql:")
+        or queue.partition(":")[0] not in ("postgresql", "postgres")
+    ):
         return []
     from fairtrial.fleet.client.fleet_run import find_shared_database
     from fairtrial.fleet.queues import PostgresBroker
