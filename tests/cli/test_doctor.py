@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fairtrial.cli import command_doctor as checks
+from fairtrial.store import schema
 from fairtrial.store.open import migrate_store
 from tests.cli.conftest import Cli, Done
 from tests.cli.test_import import assert_golden
@@ -89,7 +90,9 @@ def test_a_sound_installation_has_no_problems(
     assert cli("doctor").out.endswith(" checks, no problems\n")
 
 
-def test_a_file_that_is_no_store_and_an_old_or_readonly_one_are_told_apart(cli: Cli, place: Path) -> None:
+def test_a_file_that_is_no_store_and_an_old_or_readonly_one_are_told_apart(
+    cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("text.db").write_text("not a database, but longer than a header of one would be " * 20)
     done = cli("doctor", "--store", "text.db", "--json")
     assert (done.code, found(done)["store"][0]) == (1, "failed")
@@ -100,10 +103,12 @@ def test_a_file_that_is_no_store_and_an_old_or_readonly_one_are_told_apart(cli: 
     import sqlite3
 
     with closing(sqlite3.connect("old.db")) as connection, connection:
-        connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
+        connection.execute("UPDATE meta SET value = '3' WHERE name = 'schema'")
     connection.close()
+    assert found(cli("doctor", "--store", "old.db", "--json"))["store"][0] == "failed"
+    monkeypatch.setitem(schema.ADDED, schema.VERSION, ())
     status, detail, remedy = found(cli("doctor", "--store", "old.db", "--json"))["store"]
-    assert (status, "schema 1" in detail, "fairtrial store migrate" in remedy) == ("warning", True, True)
+    assert (status, "schema 3" in detail, "fairtrial store migrate" in remedy) == ("warning", True, True)
 
 
 @pytest.mark.parametrize(("free", "status"), [(5e8, "warning"), (5e7, "failed")])

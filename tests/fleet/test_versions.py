@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from fairtrial.mailbox import InMemoryMailbox, Mailbox, PostgresMailbox, RedisMa
 from fairtrial.testing import FakeClock
 from tests.fleet.test_wire import MAIN_REQUEST, MAIN_RESULT, REPLY, REQUEST
 
+FIRST: dict[str, list[str]] = json.loads(Path(__file__).with_name("first_messages.json").read_text())
+KINDS = {kind.__name__: kind for kind in (EvalRequest, EvalReply, MainLoopRequest, MainLoopResult)}
 BODIES = (REQUEST, REPLY, MAIN_REQUEST, MAIN_RESULT)
 
 
@@ -27,10 +30,26 @@ def test_fields_of_a_newer_version_are_ignored(body: Any) -> None:
     assert type(body).from_wire(changed(body, something_new={"a": [1]})) == body
 
 
-@pytest.mark.parametrize("kind", [EvalRequest, EvalReply, MainLoopRequest, MainLoopResult])
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_a_newer_format_is_distinguished_from_damage(kind: Any) -> None:
     with pytest.raises(NewerFormatError, match=f"has format {VERSION + 1}, this version reads up to {VERSION}"):
         kind.from_wire(json.dumps({"v": VERSION + 1}).encode())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_messages_of_the_first_format_are_read(name: str) -> None:
+    for text in FIRST[name]:
+        assert KINDS[name].from_wire(text.encode()).to_wire() == text.encode()  # Older readers understand it, too.
+
+
+def test_what_the_first_messages_say_is_understood() -> None:
+    request = EvalRequest.from_wire(FIRST["EvalRequest"][0].encode())
+    assert (request.key.sample_id, request.ordinal, request.attempt) == ("s1", 7, 2)
+    reply = EvalReply.from_wire(FIRST["EvalReply"][0].encode())
+    assert reply.result.score is not None
+    assert (reply.result.score.value, reply.result.score.passed) == (0.75, True)
+    failed = EvalReply.from_wire(FIRST["EvalReply"][1].encode())
+    assert (failed.result.outcome, failed.result.error) == ("task_error", "RuntimeError: no")
 
 
 class FromTheFuture:
@@ -62,7 +81,7 @@ async def test_a_message_of_a_newer_format_waits_in_memory_for_a_worker_that_can
 async def test_a_message_of_a_newer_format_waits_on_a_server_for_a_worker_that_can_read_it(
     kind: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairtrial.mailbox.server.NEWER_FORMAT_DELAY", 0.05)
+    monkeypatch.setattr("fairtrial.mailbox.receive.NEWER_FORMAT_DELAY", 0.05)
     url = request.getfixturevalue("redis_url" if kind is RedisMailbox else "mailbox_database")
     old: Mailbox[Any] = kind("versions", EvalRequest, url)
     new: Mailbox[Any] = kind("versions", FromTheFuture, url)

@@ -13,10 +13,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import inspect
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from fairtrial import Dataset, EvalSuite, Metric, Score, exact_match
+from fairtrial import Dataset, EvalReport, EvalSuite, exact_match
 from fairtrial.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -218,26 +219,55 @@ class TestVersions:
             migrate_store(database)
         assert "store-test-password" not in message + str(refused.value)
 
-    def test_rewards_of_a_store_of_schema_1_are_computed_when_it_is_migrated(self, database: str) -> None:
+    @pytest.fixture
+    def older(self, database: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+        """A store from before two columns and a table were added, and the id of its run."""
         store = open_store(database)
         run = store.create_run(run_record(repeats=1))
-        rewarded = result(run, 0, score=Score(1.0, metrics=[Metric("turns", 3.0), Metric("gain", -4.0, 2.0)]))
-        store.commit(run.run_id, [rewarded, result(run, 2), result(run, 4, "timeout")], samples(range(3)))
+        store.commit(run.run_id, [result(run, 0), result(run, 2), result(run, 4, "timeout")], samples(range(3)))
         store.close()
-        for table, column in [added for version in schema.ADDED for added in schema.ADDED[version]]:
-            self.change(database, f"ALTER TABLE {table.name} DROP COLUMN {column}")
-        for table in [added for version in schema.ADDED_TABLES for added in schema.ADDED_TABLES[version]]:
-            self.change(database, f"DROP TABLE {table.name}")
-        self.change(database, "UPDATE meta SET value = '1' WHERE name = 'schema'")
-        assert migrate_store(database) == (1, schema.VERSION)
+        added = (schema.session_snapshots, schema.results.c.refused_calls, schema.runs.c.revision)
+        monkeypatch.setitem(schema.ADDED, schema.VERSION, added)
+        self.change(database, "DROP TABLE session_snapshots")
+        self.change(database, "ALTER TABLE results DROP COLUMN refused_calls")
+        self.change(database, "ALTER TABLE runs DROP COLUMN revision")
+        self.change(database, f"UPDATE meta SET value = '{schema.VERSION - 1}' WHERE name = 'schema'")
+        return database, run.run_id
+
+    def test_an_older_store_is_read_without_being_changed(self, older: tuple[str, str]) -> None:
+        database, run_id = older
+        for _ in range(2):
+            store = open_store(database)
+            assert [(row.value, row.outcome) for row in store.scores(run_id, experiment="baseline")] == [
+                (0.75, "scored"), (0.75, "scored"), (None, "timeout"),
+            ]  # fmt: skip
+            report = EvalReport(store, store.get_run(run_id))["baseline"]
+            assert (report.pass_rate, report.pass_rate_all) == (1.0, 2 / 3)
+            with pytest.raises(StoreVersionError, match="fairtrial store migrate"):
+                store.update_run(run_id, status="running")
+            store.close()
+        assert migrate_store(database) == (schema.VERSION - 1, schema.VERSION)
+
+    def test_a_migrated_store_reads_as_before_and_has_the_columns_of_a_new_one(self, older: tuple[str, str]) -> None:
+        database, run_id = older
+        assert migrate_store(database) == (schema.VERSION - 1, schema.VERSION)
+        assert migrate_store(database) == (schema.VERSION, schema.VERSION)
         store = open_store(database)
-        rows = list(store.scores(run.run_id, experiment="baseline"))
-        assert [(row.value, row.reward, row.verdicts) for row in rows] == [
-            (1.0, -4.0, None), (0.75, 0.75, None), (None, None, None),
-        ]  # fmt: skip
-        assert store.totals(run.run_id)[0].reward_sum == -3.25
-        assert next(iter(store.results(run.run_id))).score == rewarded.score
+        assert isinstance(store, SqlStore)
+        assert [row.value for row in store.scores(run_id, experiment="baseline")] == [0.75, 0.75, None]
+        store.update_run(run_id, notes={"seen": True})
+        assert store.get_run(run_id).notes["seen"] is True
+        found = inspect(store._engine)
+        for table in schema.metadata.tables.values():
+            assert {column["name"] for column in found.get_columns(table.name)} == set(table.c.keys())
         store.close()
+
+    def test_a_store_from_before_the_first_release_is_refused(self, database: str) -> None:
+        open_store(database).close()
+        self.change(database, f"UPDATE meta SET value = '{schema.VERSION - 1}' WHERE name = 'schema'")
+        for use in (open_store, migrate_store):
+            with pytest.raises(StoreVersionError, match="before the first release"):
+                use(database)
 
     def test_a_database_with_tables_of_the_same_names_is_left_alone(self, database: str) -> None:
         self.change(database, "CREATE TABLE runs (x TEXT)")

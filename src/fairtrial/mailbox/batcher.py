@@ -9,7 +9,7 @@ from typing import Any
 from fairtrial.errors import MailboxClosedError, MailboxConnectionError, MailboxError
 
 
-class Batch:
+class OpenBatch:
     """Operations with the same key, and the futures of their answers."""
 
     __slots__ = ("futures", "items", "key", "size")
@@ -32,14 +32,14 @@ class Batcher:
     """
 
     def __init__(
-        self, server: str, run: Callable[[Sequence[Batch]], Awaitable[Sequence[Any]]], most: int, most_bytes: int
+        self, server: str, run: Callable[[Sequence[OpenBatch]], Awaitable[Sequence[Any]]], most: int, most_bytes: int
     ) -> None:
         self._server = server
         self._run = run
         self._most = most
         self._most_bytes = most_bytes
-        self._open: dict[Any, Batch] = {}
-        self._full: list[Batch] = []
+        self._open: dict[Any, OpenBatch] = {}
+        self._full: list[OpenBatch] = []
         self._running: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -51,7 +51,7 @@ class Batcher:
         future: asyncio.Future[Any] = loop.create_future()
         batch = self._open.get(key)
         if batch is None:
-            batch = self._open[key] = Batch(key)
+            batch = self._open[key] = OpenBatch(key)
         batch.items.append(item)
         batch.futures.append(future)
         batch.size += size
@@ -63,7 +63,7 @@ class Batcher:
         return future
 
     async def _execute(self) -> None:
-        batches: list[Batch] = []
+        batches: list[OpenBatch] = []
         try:
             while self._full or self._open:
                 batches = [*self._full, *self._open.values()]
@@ -89,7 +89,7 @@ class Batcher:
             await asyncio.wait([self._running])
 
 
-def _deliver(batch: Batch, answers: Any) -> None:
+def _deliver(batch: OpenBatch, answers: Any) -> None:
     if isinstance(answers, BaseException):
         for future in batch.futures:
             fail(future, answers)

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    Column,
     Connection,
     DefaultClause,
     Engine,
     Table,
-    and_,
     create_engine,
     event,
     inspect,
     select,
     text,
-    tuple_,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
@@ -41,10 +40,8 @@ from fairtrial.store import schema
 from fairtrial.store.bulk import ISOLATION, register_arrays, warn_about_plain_text
 from fairtrial.store.bulk import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
 from fairtrial.store.redact import current, register_guess
-from fairtrial.store.rows import read_reward
 
 _BUSY_SECONDS = 30.0
-_PAGE = 1_000  # Scores read at once by a migration.
 _MIGRATION_LOCK = 0x66616972  # The key of an advisory lock.
 
 # The last two: a quota or the limit of a file's size, and a file of shared memory that cannot grow.
@@ -298,14 +295,12 @@ def migrate(engine: Engine, place: str) -> int:
         if found == 0:
             schema.metadata.create_all(connection, checkfirst=False)
         else:
-            for version in range(found + 1, schema.VERSION + 1):
-                for table in schema.ADDED_TABLES[version]:
-                    table.create(connection)
-            for table, name in _added_since(found):
-                column = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
-            if found < 2:
-                _fill_rewards(connection)
+            for added in _added_since(found):
+                if isinstance(added, Table):
+                    added.create(connection)
+                else:
+                    column = CreateColumn(added).compile(dialect=connection.dialect)
+                    connection.exec_driver_sql(f"ALTER TABLE {added.table.name} ADD COLUMN {column}")
         if found != schema.VERSION:
             connection.execute(schema.meta.delete().where(schema.meta.c.name == "schema"))
             connection.execute(schema.meta.insert().values(name="schema", value=str(schema.VERSION)))
@@ -317,12 +312,13 @@ def _show_as_current(engine: Engine, found: int) -> None:
 
     Both databases resolve names to temporary objects first, so all reading statements work unchanged.
     """
-    lacking: dict[Table, list[str]] = {}
-    for table, name in _added_since(found):
-        column = table.c[name]
+    lacking: dict[str, list[str]] = {}
+    for column in _added_since(found):
+        if isinstance(column, Table):
+            continue
         default = column.server_default.arg if isinstance(column.server_default, DefaultClause) else "NULL"
         kind = column.type.compile(dialect=engine.dialect)
-        lacking.setdefault(table, []).append(f"CAST({default} AS {kind}) AS {name}")
+        lacking.setdefault(column.table.name, []).append(f"CAST({default} AS {kind}) AS {column.name}")
 
     @event.listens_for(engine, "connect")
     def cover(connection: Any, _record: Any) -> None:
@@ -333,8 +329,8 @@ def _show_as_current(engine: Engine, found: int) -> None:
         else:
             home = "main"
         for table, columns in lacking.items():
-            query = f'SELECT *, {", ".join(columns)} FROM "{home}".{table.name}'  # noqa: S608 - names of our own
-            cursor.execute(f"CREATE TEMPORARY VIEW {table.name} AS {query}")
+            query = f'SELECT *, {", ".join(columns)} FROM "{home}".{table}'  # noqa: S608 - names of our own
+            cursor.execute(f"CREATE TEMPORARY VIEW {table} AS {query}")
         cursor.close()
         if engine.dialect.name == "postgresql":
             connection.commit()
@@ -342,7 +338,7 @@ def _show_as_current(engine: Engine, found: int) -> None:
     engine.dispose()  # Existing connections do not have the views.
 
 
-def _added_since(found: int) -> Iterator[tuple[Table, str]]:
+def _added_since(found: int) -> Iterator[Table | Column[Any]]:
     for version in range(found + 1, schema.VERSION + 1):
         yield from schema.ADDED[version]
 
@@ -368,25 +364,9 @@ def _version(connection: Connection, place: str) -> int:
             f"{place} was written by a newer Fairtrial: it has schema {found}, this version supports up to "
             f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
         )
+    if int(found) + 1 < min(schema.ADDED, default=schema.VERSION + 1):
+        raise StoreVersionError(
+            f"{place} was written before the first release of Fairtrial: it has schema {found}, which cannot be read. "
+            "Open another store."
+        )
     return int(found)
-
-
-def _fill_rewards(connection: Connection) -> None:
-    """Compute the rewards of scores with weighted metrics, for which schema 1 had no column."""
-    results, details = schema.results, schema.details
-    same = and_(*(results.c[name] == details.c[name] for name in ("run", "ordinal", "execution")))
-    query = (
-        select(results.c.run, results.c.ordinal, results.c.value, results.c.metrics, details.c.score)
-        .join_from(results, details, same)
-        .where(details.c.score.like('%"weights":%'), results.c.value.is_not(None))
-        .order_by(results.c.run, results.c.ordinal)
-        .limit(_PAGE)
-    )
-    after = (-1, -1)
-    while page := connection.execute(query.where(tuple_(results.c.run, results.c.ordinal) > after)).all():
-        for run, ordinal, value, metrics, score in page:
-            reward = read_reward(value, metrics, score)
-            if reward is not None:
-                place = and_(results.c.run == run, results.c.ordinal == ordinal)
-                connection.execute(results.update().where(place).values(reward=reward))
-        after = (page[-1][0], page[-1][1])

@@ -562,11 +562,6 @@ def read_metadata(text: str | None) -> Mapping[str, Any]:
     return tree if isinstance(tree, Mapping) else EMPTY  # Replaced completely as a secret.
 
 
-def read_reward(value: float, metrics: str, rest_json: str) -> float | None:
-    """Return the reward of a stored score if it differs from its value; schema 1 has no column for it."""
-    return _other(_score(value, True, None, metrics, None, rest_json).reward, value)
-
-
 def _score(
     value: float, passed: bool, reason: str | None, metrics: str | None, verdicts: str | None, rest_json: str | None
 ) -> Score:

@@ -1,13 +1,15 @@
-"""The tables of a store, version 3: one description for SQLite and PostgreSQL.
+"""The tables of a store, version 4: one description for SQLite and PostgreSQL.
 
 Results are found by (run, ordinal), two integers that grow during a run: every insert lands at the right edge of
 its index, so a trial costs the same after a hundred million others. Nothing on that path is indexed by a random key.
 
 Every column that a version adds is nullable or has a server default, and is listed in `ADDED`: that list is the
-migration, with the new tables in `ADDED_TABLES`.
+migration.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -22,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 3
+VERSION = 4
 
 metadata = MetaData()
 
@@ -184,34 +186,6 @@ session_snapshots = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# The tables that each version added.
-ADDED_TABLES: dict[int, tuple[Table, ...]] = {2: (session_snapshots,), 3: ()}
-
-# The columns that each version added to existing tables, in the order in which a migration adds them.
-ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
-    2: (
-        (runs, "identity"),
-        (runs, "owner"),
-        (runs, "epoch"),
-        (runs, "heartbeat_at"),
-        (runs, "extra_usage"),
-        (results, "reward"),
-        (results, "verdicts"),
-        (results, "judge_cost_usd"),
-        (results, "cache_hits"),
-        (results, "unpriced_calls"),
-        (results, "unpriced_judge_calls"),
-        (results, "cut_off_calls"),
-        (results, "reasoning_tokens"),
-        (results, "cache_write_tokens"),
-        (results, "redacted"),
-        (results, "code"),
-        (labels, "weight"),
-        (samples, "input_hash"),
-    ),
-    3: (
-        (results, "refused_calls"),
-        (results, "unknown_endings"),
-        (runs, "revision"),
-    ),
-}
+# What each version added: new tables, and columns of existing ones, in the order in which a migration adds them. The
+# oldest version that can be read is the one before the first entry; nothing older was released.
+ADDED: dict[int, tuple[Table | Column[Any], ...]] = {}

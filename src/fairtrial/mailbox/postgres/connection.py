@@ -25,7 +25,7 @@ from fairtrial.errors import (
     MailboxError,
     MailboxFullError,
 )
-from fairtrial.mailbox.batcher import Batch, Batcher
+from fairtrial.mailbox.batcher import OpenBatch, Batcher
 from fairtrial.mailbox.postgres.statements import (
     FIND_VERSION,
     MAX_BYTES,
@@ -428,7 +428,7 @@ class PostgresConnection(ServerConnection):
             return max(int(found), SCHEMA_VERSION)
 
 
-async def _run_batches(batches: Sequence[Batch]) -> Sequence[Any]:
+async def _run_batches(batches: Sequence[OpenBatch]) -> Sequence[Any]:
     """Execute the operations of batches, which are keyed by a function and the mailbox that it takes."""
     running = (operation(mailbox, batch.items) for batch in batches for operation, mailbox in [batch.key])
     return await asyncio.gather(*running, return_exceptions=True)

@@ -17,7 +17,7 @@ import redis.backoff
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.mailbox.batcher import Batch, Batcher
+from fairtrial.mailbox.batcher import OpenBatch, Batcher
 from fairtrial.mailbox.redis.scripts import ALL, Call, LuaScript
 from fairtrial.mailbox.redis.topology import (
     DISCOVERY_SECONDS,
@@ -287,7 +287,7 @@ class RedisConnection(ServerConnection):
         self.check_loop()
         return self._batcher.submit((script, keys, head), args, size)
 
-    async def _run_batches(self, batches: Sequence[Batch]) -> list[Any]:
+    async def _run_batches(self, batches: Sequence[OpenBatch]) -> list[Any]:
         calls = []
         for batch in batches:
             script, keys, head = batch.key
