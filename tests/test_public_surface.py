@@ -141,4 +141,4 @@ class TestErrors:
 
     def test_a_missing_extra_is_also_an_import_error(self) -> None:
         assert issubclass(errors.MissingExtraError, ImportError)
-        assert errors.MissingExtraError("x", "parquet").extra == "parquet"
+        assert errors.MissingExtraError("x", "data").extra == "data"
