@@ -7,6 +7,11 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fairtrial.errors import Extra
 
 ROOT = Path(__file__).resolve().parent.parent
 # The names packages are imported by, where they differ from those they are installed by.
@@ -35,16 +40,19 @@ BROUGHT = {"pytest", "hypothesis"}
 TRAINERS = {"datasets", "openenv", "skyrl_gym", "torch", "transformers", "trl", "verifiers"}
 
 
-def declared() -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    names = {re.match(r"[\w.-]+", line)[0] for line in (*project["dependencies"], *extras)}  # type: ignore[index]
-    return {IMPORTED_AS.get(name, name) for name in names}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
-def imported() -> dict[str, str]:
+def declared(*extras: str) -> set[str]:
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
+    names = {re.match(r"[\w.-]+", line)[0] for line in lines}  # type: ignore[index]
+    return {IMPORTED_AS.get(name, name) for name in names} | set(sys.stdlib_module_names) | {"fairtrial"}
+
+
+def imported(folder: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -72,8 +80,20 @@ def test_type_checkers_see_only_names_that_exist() -> None:
 
 
 def test_everything_imported_is_declared() -> None:
-    known = declared() | set(sys.stdlib_module_names) | {"fairtrial"} | BROUGHT | TRAINERS
+    known = declared(*EXTRAS) | BROUGHT | TRAINERS
     strangers = {
-        name: place for name, place in imported().items() if name not in known and PARTS.get(name, "") not in known
+        name: place for name, place in imported("src").items() if name not in known and PARTS.get(name, "") not in known
     }
     assert strangers == {}
+
+
+@pytest.mark.parametrize("folder", ["viewer", "cli", "stats", "reports/render"])
+def test_the_default_installation_has_what_viewer_and_commands_import(folder: str) -> None:
+    """What only some commands need is imported in `try`, or by the parts they call."""
+    optional = {"redis", "botocore", "psycopg"}  # Of `doctor`, which checks these servers.
+    assert imported(f"src/fairtrial/{folder}").keys() - declared() <= optional
+
+
+def test_errors_name_the_extras_of_the_project() -> None:
+    assert {*get_args(Extra.__value__), "all"} == EXTRAS.keys()
+    assert len(EXTRAS) == 10

@@ -1,4 +1,4 @@
-"""docs/maintainers/requirements.md says which test proves what; these tests keep that true."""
+"""tests/requirements.toml says what Fairtrial must do; these tests keep every promise proven."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ def script() -> ModuleType:
     return load_script("pages")
 
 
-def test_the_table_is_true(script: ModuleType) -> None:
-    text = (ROOT / "docs" / "maintainers" / "requirements.md").read_text(encoding="utf-8")
-    assert script.problems(text, script.proven_by(ROOT / "tests")) == []
+def test_every_promise_is_proven(script: ModuleType) -> None:
+    assert script.problems(script.LIST.read_text(encoding="utf-8"), script.proven_by(ROOT / "tests")) == []
 
 
-def test_the_table_has_every_number_once_and_in_order(script: ModuleType) -> None:
-    text = (ROOT / "docs" / "maintainers" / "requirements.md").read_text(encoding="utf-8")
-    numbers = [row[1] for row in map(script.ROW.match, text.splitlines()) if row]
+def test_the_list_has_every_number_once_and_in_order(script: ModuleType) -> None:
+    numbers = [number for _, number, _ in script.requirements(script.LIST.read_text(encoding="utf-8"))]
     assert numbers == [f"R{number}" for number in range(1, 161)]
 
 
-TEXT = """Finished: R1-R2, R4.
+TEXT = """planned = ["R5"]
 
-| R1 | one | planned |
-| R2 | two | planned |
-| R3 | three | planned |
-| R4 | four | planned |
+[First]
+R1 = "one"
+R2 = "two"
+
+[Second]
+R3 = "three"
+R4 = "four"
+R5 = "five"
 """
 
 TESTS = """
@@ -64,10 +66,10 @@ def test_markers_are_read_from_functions_methods_and_classes(script: ModuleType,
     proofs = script.proven_by(tmp_path / "tests")
     one, inner = "tests/deep/test_it.py::test_one", "tests/deep/test_it.py::TestTwo::test_inner"
     assert proofs == {"R1": [one], "R3": [one], "R2": [inner], "R4": [inner]}
-    written = script.rewritten_table(TEXT, proofs)
-    assert f"| R1 | one | `{one}` |" in written
-    assert script.problems(written, proofs) == []
-    assert script.problems(TEXT, proofs) == ["the table is stale: run scripts/pages --write"]
+    assert script.problems(TEXT, proofs) == []
+    page = script.requirements_page(TEXT, proofs)
+    assert f"| R1 | one | `{one}` |" in page
+    assert "| R5 | five | `planned` |" in page
 
 
 def test_markers_of_whole_modules_and_classes_are_read_too(script: ModuleType, tmp_path: Path) -> None:
@@ -81,13 +83,13 @@ def test_markers_of_whole_modules_and_classes_are_read_too(script: ModuleType, t
 
 
 def test_unknown_repeated_and_unproven_numbers_are_named(script: ModuleType) -> None:
-    text = TEXT + "| R4 | again | planned |\n"
-    found = script.problems(text, {"R1": ["t"], "R2": ["t"], "R117": ["tests/test_x.py::test_y"]})
+    text = TEXT + '[Third]\nR4 = "again"\n'
+    found = script.problems(text, {"R1": ["t"], "R2": ["t"], "R3": ["t"], "R117": ["tests/test_x.py::test_y"]})
     assert found == [
-        "R4 is in the table twice",
-        "R117 is in no row of the table, and tests/test_x.py::test_y says it proves it",
-        "R4 is called finished, and no test proves it",
-        "the table is stale: run scripts/pages --write",
+        "R4 is in the list twice",
+        "R117 is not in the list, and tests/test_x.py::test_y says it proves it",
+        "no test proves R4, and it is not planned",
+        "no test proves R4, and it is not planned",
     ]
 
 

@@ -26,8 +26,8 @@ TORCH = "torch" + (f"=={os.environ['TORCH']}" if os.environ.get("TORCH") else ""
 TRAINERS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "trl": ((TORCH, "trl"), "", "trl"),
     "verl": ((TORCH, "verl"), "", "verl"),
-    "verifiers": (("verifiers",), "openai,testing", "verifiers"),
-    "agentlightning": (("agentlightning",), "openai,testing", "agentlightning"),
+    "verifiers": (("verifiers",), "models,testing", "verifiers"),
+    "agentlightning": (("agentlightning",), "models,testing", "agentlightning"),
     "openenv": (("openenv",), "", "openenv"),
     "skyrl": (("skyrl-gym",), "", "skyrl-gym"),
 }

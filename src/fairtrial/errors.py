@@ -50,6 +50,10 @@ User code raises plain exceptions; they become data (the outcome of one trial), 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+type Extra = Literal["models", "postgres", "redis", "sqs", "otel", "data", "text", "testing", "inspect"]
+"""The optional dependencies: the names in pyproject.toml, except for `all`."""
 
 
 class FairtrialError(Exception):
@@ -63,7 +67,7 @@ class ConfigurationError(FairtrialError, ValueError):
 class MissingExtraError(ConfigurationError, ImportError):
     """An optional dependency is needed and not installed."""
 
-    def __init__(self, purpose: str, extra: str) -> None:
+    def __init__(self, purpose: str, extra: Extra) -> None:
         super().__init__(f'{purpose} needs an optional dependency: pip install "fairtrial[{extra}]"')
         self.extra = extra
 

@@ -471,7 +471,7 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(
     done = cli("export", "doubles", "--format", "parquet")
     assert (done.code, done.err) == (
         2,
-        'error: exporting to Parquet needs an optional dependency: pip install "fairtrial[parquet]"\n',
+        'error: exporting to Parquet needs an optional dependency: pip install "fairtrial[data]"\n',
     )
 
 

@@ -538,7 +538,7 @@ class TestFiles:
             "try: Dataset.load('a.parquet')\n"
             "except MissingExtraError as error: print(error, isinstance(error, ImportError))"
         )
-        assert said == 'reading Parquet needs an optional dependency: pip install "fairtrial[parquet]" True'
+        assert said == 'reading Parquet needs an optional dependency: pip install "fairtrial[data]" True'
 
 
 NESTED = "[" * 100_000 + "]" * 100_000

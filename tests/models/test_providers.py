@@ -386,7 +386,7 @@ def test_bad_settings_are_refused_at_once() -> None:
 
 def test_a_missing_sdk_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenAIAdapter, "package", "no_such_package_at_all")
-    with pytest.raises(MissingExtraError, match=r"fairtrial\[openai\]"):
+    with pytest.raises(MissingExtraError, match=r"fairtrial\[models\]"):
         OpenAIAdapter("m", api_key="k")
 
 

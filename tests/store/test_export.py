@@ -171,7 +171,7 @@ class TestExport:
         store = open_store("memory:")
         filled(store)
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(MissingExtraError, match=r"fairtrial\[parquet\]"):
+        with pytest.raises(MissingExtraError, match=r"fairtrial\[data\]"):
             export_results(store, "r1", tmp_path / "out.parquet")
 
     def test_parquet_is_written_in_groups_of_5000_rows(self, tmp_path: Path) -> None:

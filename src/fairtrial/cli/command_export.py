@@ -248,7 +248,9 @@ def export(
         if format_name in TRACE_FORMATS:
             traces.write(opened, named.run, target, format_name)
         elif format_name == "site":
-            _write_site(opened, named.run, target)
+            from fairtrial.viewer.site import write_site
+
+            write_site(opened, named.run, target)
         elif format_name in exporters:
             write = load_plugin("exporters", format_name, "--format")
             return _say_written(write(opened, named.run, target), named.run.run_id, json)
@@ -297,16 +299,6 @@ def _say_written(files: list[Path], run_id: str, json: bool) -> int:
         for path, size in sizes.items():
             note(f"wrote {path}, {size:,} bytes")
     return 0
-
-
-def _write_site(store: RunStore, run: RunRecord, target: Path) -> None:
-    try:
-        from fairtrial.viewer.site import write_site
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "jinja2"):
-            raise
-        raise UserError(f"--format site needs {error.name}", "pip install 'fairtrial[view]'") from None
-    write_site(store, run, target)
 
 
 def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:

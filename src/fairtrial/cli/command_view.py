@@ -76,15 +76,7 @@ def view(
     """
     from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import note, print_json
-
-    try:
-        from fairtrial.viewer.serve import ServeOptions, ViewServer
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "jinja2"):
-            raise
-        raise UserError(
-            f"fairtrial view needs {error.name}, which is not installed", "pip install 'fairtrial[view]'"
-        ) from None
+    from fairtrial.viewer.serve import ServeOptions, ViewServer
 
     opened = options.open_existing(store)
     name = "" if run is None else str(find_run(opened, run))

@@ -86,7 +86,7 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
     try:
         import yaml
     except ImportError:
-        raise MissingExtraError("reading this format", "yaml") from None
+        raise MissingExtraError("reading this format", "data") from None
     with open_data(path) as file:
         content = read_whole(file, str(path))
     try:
@@ -446,7 +446,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise MissingExtraError("reading Parquet", "parquet") from None
+        raise MissingExtraError("reading Parquet", "data") from None
     open_data(path).close()
     try:
         with pyarrow.parquet.ParquetFile(path) as file:

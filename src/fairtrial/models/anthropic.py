@@ -58,7 +58,6 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
 
     provider = "anthropic"
     package = "anthropic"
-    extra = "anthropic"
     path = "/v1/messages"
     key_variables: ClassVar[tuple[str, ...]] = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     url_variable = "ANTHROPIC_BASE_URL"

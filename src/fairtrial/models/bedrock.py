@@ -72,7 +72,6 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
     """
 
     provider = "bedrock-runtime"
-    extra = "bedrock"
     key_variables: ClassVar[tuple[str, ...]] = ("AWS_BEARER_TOKEN_BEDROCK",)
     url_variable = "AWS_REGION"
     default_url = ""
@@ -81,7 +80,7 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
 
     def __init__(self, model: str, **options: Unpack[SdkOptions]) -> None:
         if importlib.util.find_spec("botocore") is None:
-            raise MissingExtraError(type(self).__name__, self.extra)
+            raise MissingExtraError(type(self).__name__, "models")
         super().__init__(model, **options)
         self.path = f"/model/{quote(model, safe='')}/converse"
         self.stream_path = f"{self.path}-stream"

@@ -47,7 +47,6 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
     """
 
     provider = "gemini"
-    extra = "google"
     key_variables: ClassVar[tuple[str, ...]] = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
     url_variable = "GOOGLE_GEMINI_BASE_URL"
     default_url = "https://generativelanguage.googleapis.com/v1beta"

@@ -74,7 +74,6 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
 
     provider = "openai"
     package = "openai"
-    extra = "openai"
     key_variables: ClassVar[tuple[str, ...]] = ("OPENAI_API_KEY",)
     url_variable = "OPENAI_BASE_URL"
     default_url = "https://api.openai.com/v1"

@@ -1,4 +1,4 @@
-"""The cost of model calls, from given prices or from the price list of the extra `pricing`.
+"""The cost of model calls, from given prices or from the price list of the extra `models`.
 
 Nothing is looked up online.
 """

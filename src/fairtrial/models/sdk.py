@@ -90,7 +90,6 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     provider: ClassVar[str]
     package: ClassVar[str]
-    extra: ClassVar[str]
     path: str
     embedding_path = ""
     key_variables: ClassVar[tuple[str, ...]]
@@ -121,7 +120,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         if not model:
             raise ConfigurationError(f"the model of {name} must be a name that is not empty (got {model!r})")
         if importlib.util.find_spec(self.package) is None or importlib.util.find_spec("aiohttp") is None:
-            raise MissingExtraError(name, self.extra)
+            raise MissingExtraError(name, "models")
         if timeout_seconds <= 0:
             raise ConfigurationError(f"the timeout_seconds of {name} must be more than 0 (got {timeout_seconds})")
         url = (base_url or self._url_from_environment() or self.default_url).rstrip("/")

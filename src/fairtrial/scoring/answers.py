@@ -315,14 +315,14 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
     """Passes if the output's final answer equals expected as mathematics: 1/2, 0.5 and \\\\frac{1}{2} are equal.
 
     The answer is found in a text: boxed, in LaTeX, or the last expression. The metric `extracted` is 0 if none was
-    found. Computed by math-verify (extra `math`) in a child process, which the scoring timeout ends. Cobbe et al.
+    found. Computed by math-verify (extra `text`) in a child process, which the scoring timeout ends. Cobbe et al.
     (2021), GSM8K, arXiv:2110.14168; Hendrycks et al. (2021), MATH, arXiv:2103.03874.
 
     Args:
         decimals: The number of decimals to which floating-point numbers are compared.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise MissingExtraError("math_equal", "math")
+        raise MissingExtraError("math_equal", "text")
     if not 0 <= decimals <= 15:
         raise ConfigurationError(f"decimals of math_equal must be from 0 to 15 (got {decimals})")
 

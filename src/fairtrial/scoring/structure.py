@@ -124,7 +124,7 @@ def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
         from jsonschema.exceptions import SchemaError, best_match
         from referencing import Registry
     except ImportError:
-        raise MissingExtraError("json_schema", "schema") from None
+        raise MissingExtraError("json_schema", "text") from None
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:

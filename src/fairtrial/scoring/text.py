@@ -209,7 +209,7 @@ def fuzzy_match(minimum: float = 0.8) -> Callable[[object, object], Score]:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        raise MissingExtraError("fuzzy_match", "fuzzy") from None
+        raise MissingExtraError("fuzzy_match", "text") from None
 
     if not 0.0 <= minimum <= 1.0:
         raise ConfigurationError(f"the minimum similarity of fuzzy_match must be from 0 to 1 (got {minimum})")

@@ -207,7 +207,7 @@ def _write_parquet(file: IO[bytes], columns: ExportColumns, rows: Iterator[dict[
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise MissingExtraError("exporting to Parquet", "parquet") from None
+        raise MissingExtraError("exporting to Parquet", "data") from None
     arrow: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     kinds = {name: arrow[kind] for name, kind in columns.kinds.items()}
     schema = pa.schema([(cell_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])

@@ -2,5 +2,5 @@
 
 Pages are made on the server, links are relative, forms are plain GET requests, and every state of a page is its
 address. `guard` stands before every route. Nothing here is imported by other packages, and starlette, uvicorn and
-jinja2 (the extra `view`) are needed only here.
+jinja2 are loaded only here.
 """

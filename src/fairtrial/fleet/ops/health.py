@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairtrial._version import __version__
 from fairtrial.base import metrics
 from fairtrial.base.frozen import EMPTY
-from fairtrial.errors import ConfigurationError, MissingExtraError
+from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops.watchdog import Watchdog
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs.events import EvalRunStarted, RunEvent
@@ -62,14 +62,6 @@ def metric_name(text: str) -> str:
     """Return a valid Prometheus metric name: loops may name their counters freely."""
     name = _NOT_IN_NAMES.sub("_", text)
     return f"_{name}" if not name or name[0].isdigit() else name
-
-
-def check_installed() -> None:
-    """Raise `MissingExtraError` if prometheus-client is not installed."""
-    try:
-        import prometheus_client  # noqa: F401 - asked for here, so that its absence is explained
-    except ImportError:
-        raise MissingExtraError("a health port", "metrics") from None
 
 
 def exposition(families: Iterable[Family], *, process: bool = False) -> str:
@@ -325,7 +317,6 @@ class Probe:
     ) -> None:
         if not 0 <= port <= 65535:
             raise ConfigurationError(f"the health port must be between 0 and 65535 (got {port})")
-        check_installed()
         self._watchdog = watchdog
         self._not_ready = not_ready
         self._render = render

@@ -297,7 +297,7 @@ def record_anthropic(client: Any = None) -> Any:
 def _record(package: str, names: tuple[str, str], client: Any) -> Any:
     function = f"record_{package}"
     if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(function, package)
+        raise MissingExtraError(function, "models")
     module = importlib.import_module(package)
     # The classes that send requests, which the clients for other clouds share.
     bases = [_sender(getattr(module, name)) for name in names]

@@ -274,7 +274,7 @@ class TrialTable(Renderable):
         try:
             import pandas
         except ImportError:
-            raise MissingExtraError("a pandas DataFrame of trials", "pandas") from None
+            raise MissingExtraError("a pandas DataFrame of trials", "data") from None
         frame = pandas.DataFrame(list(self), columns=list(self._columns))
         named = {int: "Int64", float: "float64", bool: "boolean"}
         kinds = {name: named[type_name] for name, type_name in self._known.kinds.items() if name in self._columns}
@@ -285,7 +285,7 @@ class TrialTable(Renderable):
         try:
             import polars
         except ImportError:
-            raise MissingExtraError("a polars DataFrame of trials", "polars") from None
+            raise MissingExtraError("a polars DataFrame of trials", "data") from None
         kinds = self._known.kinds
         named = {int: polars.Int64, float: polars.Float64, bool: polars.Boolean}
         rows = list(self)
