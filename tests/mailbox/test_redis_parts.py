@@ -19,7 +19,7 @@ from fairtrial.errors import (
     MailboxFullError,
 )
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, RedisConnection, RedisMailbox
-from fairtrial.mailbox.batcher import Batch, Batcher
+from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.redis.receive import Consumers
 from fairtrial.mailbox.redis.topology import is_gone, translated
 
@@ -63,7 +63,7 @@ class TestErrors:
 
 class TestBatcher:
     async def test_an_unexpected_failure_reaches_all_waiting_callers(self) -> None:
-        async def run(batches: Sequence[Batch]) -> list[Any]:
+        async def run(batches: Sequence[OpenBatch]) -> list[Any]:
             raise LookupError("a bug")
 
         batcher = Batcher("Redis", run, 200, 1000)
@@ -76,7 +76,7 @@ class TestBatcher:
         sizes: list[int] = []
         gate = asyncio.Event()
 
-        async def run(batches: Sequence[Batch]) -> list[Any]:
+        async def run(batches: Sequence[OpenBatch]) -> list[Any]:
             sizes.append(sum(len(batch.items) for batch in batches))
             await gate.wait()
             return [[b"1-0"] * len(batch.items) for batch in batches]
@@ -93,7 +93,7 @@ class TestBatcher:
             batcher.submit("k", 1)
 
     async def test_a_cancelled_sender_leaves_nobody_waiting(self) -> None:
-        async def run(batches: Sequence[Batch]) -> list[Any]:
+        async def run(batches: Sequence[OpenBatch]) -> list[Any]:
             await asyncio.sleep(60)
             return []
 

@@ -25,7 +25,7 @@ from fairtrial.errors import (
     MailboxError,
     MailboxFullError,
 )
-from fairtrial.mailbox.batcher import OpenBatch, Batcher
+from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.postgres.statements import (
     FIND_VERSION,
     MAX_BYTES,

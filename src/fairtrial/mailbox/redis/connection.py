@@ -17,7 +17,7 @@ import redis.backoff
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.mailbox.batcher import OpenBatch, Batcher
+from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.redis.scripts import ALL, Call, LuaScript
 from fairtrial.mailbox.redis.topology import (
     DISCOVERY_SECONDS,
