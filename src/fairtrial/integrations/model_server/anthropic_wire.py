@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.integrations.model_server.openai_wire import to_bytes
+from fairtrial.integrations.model_server.openai_wire import Wire, to_named_event
 from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
@@ -16,12 +16,11 @@ from fairtrial.integrations.model_server.reply import (
     ToolCallReply,
     Usage,
     content_text,
-    digest_of,
     parse_messages,
     pieces,
     required,
+    tools_in,
 )
-from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
 _TYPES = {
     400: "invalid_request_error",
@@ -36,40 +35,35 @@ _TYPES = {
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
-class AnthropicWire:
+class AnthropicWire(Wire):
     """Reads `POST /v1/messages` and writes its answers."""
 
-    name: ProtocolName = "anthropic"
+    name = "anthropic"
 
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form; the system prompt becomes its first message."""
         model = required(body, "model", str)
         required(body, "max_tokens", int)
-        messages = required(body, "messages", list)
-        if not messages:
-            raise InvalidRequestError("messages: at least one is required")
+        messages = parse_messages(required(body, "messages", list))
         system = body.get("system")
         first = () if system is None else (ParsedMessage("system", content_text(system), {"content": system}),)
         return ParsedRequest(
-            number=number,
-            protocol=self.name,
-            model=model,
-            messages=(*first, *parse_messages(messages)),
-            body=body,
-            digest=digest_of(raw),
-            size=len(raw),
-            tools=_tools(body.get("tools")) if body.get("tools") else (),
+            number,
+            self.name,
+            model,
+            (*first, *messages),
+            body,
+            tools=tuple(_tool(tool) for tool in tools_in(body)),
             required_tool=_required_tool(body.get("tool_choice")),
             output_schema=_output_schema(body.get("output_config")),
             stream=body.get("stream") is True,
-            headers=headers,
         )
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""
         content = [*_thinking(request, reply), *map(dict, reply.hosted)]
-        if (text := _text(reply)) or not (reply.tool_calls or reply.hosted):
-            content.append({"type": "text", "text": text})
+        if reply.said or not (reply.tool_calls or reply.hosted):
+            content.append({"type": "text", "text": reply.said})
         content.extend(
             {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": _input(call)}
             for index, call in enumerate(reply.tool_calls)
@@ -87,8 +81,7 @@ class AnthropicWire:
         """The events of a streamed answer: a start, the blocks with their deltas, and the stop."""
         opening = {**_message(request), "content": [], "stop_reason": None, "stop_sequence": None}
         opening["usage"] = {**_usage(usage), "output_tokens": 1}
-        sent = [_event({"type": "message_start", "message": opening})]
-        sent.append(_event({"type": "ping"}))
+        events: list[dict[str, Any]] = [{"type": "message_start", "message": opening}, {"type": "ping"}]
         blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
         for block in _thinking(request, reply):
             if block["type"] == "thinking":
@@ -98,21 +91,20 @@ class AnthropicWire:
             else:
                 blocks.append((block, []))
         blocks.extend(map(_hosted_events, reply.hosted))
-        if (text := _text(reply)) or not (reply.tool_calls or reply.hosted):
-            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(text)]
+        if reply.said or not (reply.tool_calls or reply.hosted):
+            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(reply.said)]
             blocks.append(({"type": "text", "text": ""}, deltas))
         for index, call in enumerate(reply.tool_calls):
             block = {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": {}}
             deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(call.arguments_json)]
             blocks.append((block, deltas))
         for index, (block, deltas) in enumerate(blocks):
-            sent.append(_event({"type": "content_block_start", "index": index, "content_block": block}))
-            sent.extend(_event({"type": "content_block_delta", "index": index, "delta": delta}) for delta in deltas)
-            sent.append(_event({"type": "content_block_stop", "index": index}))
+            events.append({"type": "content_block_start", "index": index, "content_block": block})
+            events.extend({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas)
+            events.append({"type": "content_block_stop", "index": index})
         delta = {"stop_reason": _stop_reason(reply), "stop_sequence": None, "stop_details": _stop_details(reply)}
-        sent.append(_event({"type": "message_delta", "delta": delta, "usage": _output_usage(usage) | _searches(reply)}))
-        sent.append(_event({"type": "message_stop"}))
-        return sent
+        events.append({"type": "message_delta", "delta": delta, "usage": _output_usage(usage) | _searches(reply)})
+        return [to_named_event(event) for event in (*events, {"type": "message_stop"})]
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """The body of an error answer; this protocol has no codes beside the types."""
@@ -121,29 +113,19 @@ class AnthropicWire:
 
     def error_event(self, message: str) -> bytes:
         """The event that ends a stream in failure."""
-        return _event(self.error(529, message))
+        return to_named_event(self.error(529, message))
 
     def raw_event(self, data: str) -> bytes:
         """Return an event of type `message_start` with any text as its data."""
         return f"event: message_start\ndata: {data}\n\n".encode()
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode("ascii"), to_bytes(data))
-
-
 def _message(request: ParsedRequest) -> dict[str, Any]:
     return {"id": f"msg_{request.number}", "type": "message", "role": "assistant", "model": request.model}
 
 
-def _text(reply: Reply) -> str:
-    return reply.content if reply.refusal is None else reply.refusal
-
-
 def _stop_reason(reply: Reply) -> str:
-    if reply.refusal is not None:
-        return "refusal"
-    return _STOP_REASONS.get(reply.reason, reply.reason)
+    return "refusal" if reply.refusal is not None else _STOP_REASONS.get(reply.reason, reply.reason)
 
 
 def _stop_details(reply: Reply) -> dict[str, Any] | None:
@@ -213,16 +195,10 @@ def _input(call: ToolCallReply) -> Any:
         return call.arguments
 
 
-def _tools(raw: object) -> tuple[ParsedTool, ...]:
-    if not isinstance(raw, list):
-        raise InvalidRequestError("tools: must be a list")
-    tools = []
-    for tool in raw:
-        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-            raise InvalidRequestError("tools: each must be an object with a name")
-        parameters = tool.get("input_schema") or {"type": "object"}
-        tools.append(ParsedTool(tool["name"], tool.get("description") or "", parameters))
-    return tuple(tools)
+def _tool(tool: Any) -> ParsedTool:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise InvalidRequestError("tools: each must be an object with a name")
+    return ParsedTool(tool["name"], tool.get("description") or "", tool.get("input_schema") or {"type": "object"})
 
 
 def _required_tool(choice: object) -> str | None:
@@ -234,14 +210,9 @@ def _required_tool(choice: object) -> str | None:
 
 
 def _output_schema(config: object) -> Mapping[str, Any] | None:
-    wanted = config.get("format") if isinstance(config, dict) else None
-    if wanted is None:
-        return None
-    if (
-        not isinstance(wanted, dict)
-        or wanted.get("type") != "json_schema"
-        or not isinstance(wanted.get("schema"), dict)
-    ):
-        raise InvalidRequestError("output_config: format must be a json_schema with a schema")
-    schema: Mapping[str, Any] = wanted["schema"]
-    return schema
+    match config.get("format") if isinstance(config, dict) else None:
+        case None:
+            return None
+        case {"type": "json_schema", "schema": dict() as schema}:
+            return schema
+    raise InvalidRequestError("output_config: format must be a json_schema with a schema")

@@ -8,9 +8,8 @@ import struct
 import zlib
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
-from fairtrial.integrations.model_server.openai_wire import to_bytes
+from fairtrial.integrations.model_server.openai_wire import PathWire, to_bytes
 from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
@@ -18,13 +17,10 @@ from fairtrial.integrations.model_server.reply import (
     ParsedTool,
     Reply,
     Usage,
-    digest_of,
     pieces,
     required,
 )
-from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
-_PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
 _STOP = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -34,22 +30,13 @@ _STOP = {
 }
 
 
-class BedrockWire:
+class BedrockWire(PathWire):
     """Reads one request, whose path has the model, and writes its answer."""
 
-    name: ProtocolName = "bedrock"
+    name = "bedrock"
+    path = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
 
-    def __init__(self, model: str, *, stream: bool) -> None:
-        self._model = model
-        self._stream = stream
-
-    @classmethod
-    def at(cls, path: str) -> BedrockWire | None:
-        """Return the wire of a path; None if it is none of this protocol."""
-        found = _PATH.search(path)
-        return None if found is None else cls(unquote(found["model"]), stream=found["stream"] is not None)
-
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form; the system prompt becomes its first message."""
         messages = required(body, "messages", list)
         if not messages:
@@ -58,17 +45,14 @@ class BedrockWire:
         first = (ParsedMessage("system", _text(system), {"content": system}),) if system else ()
         tools = (body.get("toolConfig") or {}).get("tools") or []
         return ParsedRequest(
-            number=number,
-            protocol=self.name,
-            model=self._model,
-            messages=(*first, *(_message(message) for message in messages)),
-            body=body,
-            digest=digest_of(raw),
-            size=len(raw),
-            tools=tuple(_tool(tool) for tool in tools if "toolSpec" in tool),
+            number,
+            self.name,
+            self.model,
+            (*first, *(_message(message) for message in messages)),
+            body,
+            tools=tuple(_tool(tool["toolSpec"]) for tool in tools if "toolSpec" in tool),
             output_schema=_output_schema(body.get("outputConfig")),
-            stream=self._stream,
-            headers=headers,
+            stream=self.stream,
         )
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
@@ -115,7 +99,7 @@ class BedrockWire:
 
     def raw_event(self, data: str) -> bytes:
         """An event with any text as its data."""
-        return _frame(_headers("messageStart"), data.encode())
+        return _event("messageStart", data.encode())
 
 
 def call_parts(message: Mapping[str, Any]) -> tuple[list[str], Any]:
@@ -125,12 +109,8 @@ def call_parts(message: Mapping[str, Any]) -> tuple[list[str], Any]:
     return calls, [block["reasoningContent"] for block in blocks if "reasoningContent" in block]
 
 
-def _headers(kind: str) -> dict[str, str]:
-    return {":message-type": "event", ":event-type": kind, ":content-type": "application/json"}
-
-
-def _event(kind: str, payload: dict[str, Any]) -> bytes:
-    return _frame(_headers(kind), payload)
+def _event(kind: str, payload: dict[str, Any] | bytes) -> bytes:
+    return _frame({":message-type": "event", ":event-type": kind, ":content-type": "application/json"}, payload)
 
 
 def _frame(headers: Mapping[str, str], payload: dict[str, Any] | bytes) -> bytes:
@@ -150,13 +130,11 @@ def _blocks(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
     if reply.reasoning:
         signed = {"text": reply.reasoning, "signature": reply.signature_for(request.number)}
         blocks.append({"reasoningContent": {"reasoningText": signed}})
-    said = reply.content if reply.refusal is None else reply.refusal
-    if said or not reply.tool_calls:
-        blocks.append({"text": said})
+    if reply.said or not reply.tool_calls:
+        blocks.append({"text": reply.said})
     for index, call in enumerate(reply.tool_calls):
-        given: Any = call.arguments
         use = {"toolUseId": call.id or f"tooluse_{request.number}_{index}", "name": call.name}
-        blocks.append({"toolUse": {**use, "input": given if isinstance(given, str) else dict(given)}})
+        blocks.append({"toolUse": {**use, "input": call.arguments_object}})
     return blocks
 
 
@@ -166,22 +144,17 @@ def _stop_reason(reply: Reply) -> str:
 
 def _metadata(usage: Usage) -> dict[str, Any]:
     return {
-        "usage": _usage(usage),
+        "usage": {
+            # As at Anthropic's API, the tokens read from the cache or written to it are not part of the input tokens.
+            "inputTokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
+            "outputTokens": usage.output_tokens,
+            "totalTokens": usage.input_tokens + usage.output_tokens,
+            "cacheReadInputTokens": usage.cached_tokens,
+            "cacheWriteInputTokens": usage.cache_write_tokens,
+            "cacheDetails": [{"ttl": "1h", "inputTokens": usage.hour_write_tokens}] if usage.hour_write_tokens else [],
+        },
         "metrics": {"latencyMs": 1},
         "serviceTier": {"type": usage.service_tier or "default"},
-    }
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    # As at Anthropic's API, the tokens read from the cache or written to it are not part of the input tokens.
-    plain = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens
-    return {
-        "inputTokens": plain,
-        "outputTokens": usage.output_tokens,
-        "totalTokens": usage.input_tokens + usage.output_tokens,
-        "cacheReadInputTokens": usage.cached_tokens,
-        "cacheWriteInputTokens": usage.cache_write_tokens,
-        "cacheDetails": [{"ttl": "1h", "inputTokens": usage.hour_write_tokens}] if usage.hour_write_tokens else [],
     }
 
 
@@ -201,8 +174,7 @@ def _text(blocks: Any) -> str:
     return "".join(block["text"] for block in blocks if "text" in block)
 
 
-def _tool(tool: Any) -> ParsedTool:
-    spec = tool["toolSpec"]
+def _tool(spec: Any) -> ParsedTool:
     return ParsedTool(spec["name"], spec.get("description") or "", spec["inputSchema"]["json"])
 
 

@@ -19,6 +19,12 @@ from fairtrial.integrations.model_server.reply import (
 )
 
 
+class ProviderRule(Record):
+    """A rule of providers: only the requests that break it are refused."""
+
+    __slots__ = ()
+
+
 @first_is(int, float, NoneType)
 @dataclass(frozen=True, slots=True)
 class RateLimited(Record):
@@ -148,14 +154,14 @@ class Slow(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolsNeedResponses(Record):
+class ToolsNeedResponses(ProviderRule):
     """Status 400 for chat completions with tools, unless `reasoning_effort` is "none"; other requests are answered."""
 
     kind: Literal["tools_need_responses"] = field(default="tools_need_responses", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningNotReturned(Record):
+class ReasoningNotReturned(ProviderRule):
     """Status 400 for a request whose tool calls lack the reasoning that was sent with them, or have it changed.
 
     The message is that of the provider whose format the reasoning has: Gemini's thought signatures,
@@ -166,21 +172,21 @@ class ReasoningNotReturned(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TemperatureRefused(Record):
+class TemperatureRefused(ProviderRule):
     """Status 400 for a request with a `temperature` other than 1, as from a reasoning model; others are answered."""
 
     kind: Literal["temperature_refused"] = field(default="temperature_refused", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptionsRefused(Record):
+class StreamOptionsRefused(ProviderRule):
     """Status 422 for a request with `stream_options`, as from Mistral; others are answered."""
 
     kind: Literal["stream_options_refused"] = field(default="stream_options_refused", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class EncryptedRefused(Record):
+class EncryptedRefused(ProviderRule):
     """Status 400 for a request of encrypted reasoning, as from models that do not reason; others are answered."""
 
     kind: Literal["encrypted_refused"] = field(default="encrypted_refused", kw_only=True, repr=False)

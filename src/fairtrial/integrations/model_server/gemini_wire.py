@@ -6,22 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.integrations.model_server.openai_wire import to_bytes
+from fairtrial.integrations.model_server.openai_wire import PathWire
 from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
     ParsedRequest,
     ParsedTool,
     Reply,
-    ToolCallReply,
     Usage,
-    digest_of,
     pieces,
     required,
 )
-from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
-_PATH = re.compile(r"/models/(?P<model>[^/:]+):(?P<stream>stream)?[gG]enerateContent")
 _STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -39,22 +35,13 @@ _FINISH = {
 }
 
 
-class GeminiWire:
+class GeminiWire(PathWire):
     """Reads one request, whose path has the model, and writes its answer."""
 
-    name: ProtocolName = "gemini"
+    name = "gemini"
+    path = re.compile(r"/models/(?P<model>[^/:]+):(?P<stream>stream)?[gG]enerateContent")
 
-    def __init__(self, model: str, *, stream: bool) -> None:
-        self._model = model
-        self._stream = stream
-
-    @classmethod
-    def at(cls, path: str) -> GeminiWire | None:
-        """Return the wire of a path; None if it is none of this protocol."""
-        found = _PATH.search(path)
-        return None if found is None else cls(found["model"], stream=found["stream"] is not None)
-
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form; the system instruction becomes its first message."""
         contents = required(body, "contents", list)
         if not contents:
@@ -63,18 +50,15 @@ class GeminiWire:
         first = () if system is None else (ParsedMessage("system", _text(system), system),)
         config = body.get("generationConfig") or {}
         return ParsedRequest(
-            number=number,
-            protocol=self.name,
-            model=self._model,
-            messages=(*first, *(_message(content) for content in contents)),
-            body=body,
-            digest=digest_of(raw),
-            size=len(raw),
+            number,
+            self.name,
+            self.model,
+            (*first, *(_message(content) for content in contents)),
+            body,
             tools=_tools(body.get("tools") or []),
             required_tool=_required_tool(body.get("toolConfig")),
             output_schema=config.get("responseJsonSchema") or config.get("responseSchema"),
-            stream=self._stream,
-            headers=headers,
+            stream=self.stream,
         )
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
@@ -91,15 +75,11 @@ class GeminiWire:
                 small.append(part)
         sent = [_answer(request, [part]) for part in small[:-1]]
         sent.append(_answer(request, small[-1:], usage, _reason(reply)))
-        return [self.raw_event(to_bytes(one).decode("ascii")) for one in sent]
+        return [self.event(one) for one in sent]
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """The body of an error answer."""
         return {"error": {"code": status, "message": message, "status": _STATUSES.get(status, "INTERNAL")}}
-
-    def error_event(self, message: str) -> bytes:
-        """The event that ends a stream in failure."""
-        return self.raw_event(to_bytes(self.error(500, message)).decode("ascii"))
 
     def raw_event(self, data: str) -> bytes:
         """An event with any text as its data."""
@@ -151,11 +131,12 @@ def _parts(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     if reply.reasoning:
         parts.append({"text": reply.reasoning, "thought": True})
-    said = reply.content if reply.refusal is None else reply.refusal
-    if said or not reply.tool_calls:
-        parts.append({"text": said})
+    if reply.said or not reply.tool_calls:
+        parts.append({"text": reply.said})
     for index, call in enumerate(reply.tool_calls):
-        part: dict[str, Any] = {"functionCall": _call(request, call, index)}
+        # The Gemini API gives calls ids; Vertex AI does not, and a test sends none with an empty id.
+        named = {} if call.id == "" else {"id": call.id or f"fc_{request.number}_{index}"}
+        part: dict[str, Any] = {"functionCall": {**named, "name": call.name, "args": call.arguments_object}}
         signature = call.thought_signature or (reply.signature_for(request.number) if reply.reasoning else None)
         if signature is not None and index == 0:  # Of parallel calls, the first has it.
             part["thoughtSignature"] = signature
@@ -163,17 +144,8 @@ def _parts(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
     return parts
 
 
-def _call(request: ParsedRequest, call: ToolCallReply, index: int) -> dict[str, Any]:
-    arguments: Any = call.arguments
-    # The Gemini API gives calls ids; Vertex AI does not, and a test sends none with an empty id.
-    named = {} if call.id == "" else {"id": call.id or f"fc_{request.number}_{index}"}
-    return {**named, "name": call.name, "args": arguments if isinstance(arguments, str) else dict(arguments)}
-
-
 def _reason(reply: Reply) -> str:
-    if reply.refusal is not None:
-        return "SAFETY"
-    return _FINISH.get(reply.reason, reply.reason)
+    return "SAFETY" if reply.refusal is not None else _FINISH.get(reply.reason, reply.reason)
 
 
 def _message(content: Any) -> ParsedMessage:

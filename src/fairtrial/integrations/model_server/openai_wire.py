@@ -5,59 +5,81 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+from urllib.parse import unquote
 
 from fairtrial.integrations.model_server.reply import (
     Engine,
     InvalidRequestError,
     ParsedRequest,
     ParsedTool,
+    Protocol,
     Reply,
     ToolCallReply,
     Usage,
     check_request,
-    digest_of,
     draw,
     parse_messages,
     pieces,
     required,
+    tools_in,
     wanted,
 )
-from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
 # A fixed creation time, so that equal servers give answers that are equal byte for byte.
 EPOCH = 1_700_000_000
 
 
-class Wire(Protocol):
+class Wire(ABC):
     """One provider's protocol: how requests are read and answers are written."""
 
-    name: ProtocolName
+    name: ClassVar[Protocol]
 
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    @abstractmethod
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """Parse a request; raises `InvalidRequestError` if the provider would refuse it."""
-        ...
 
+    @abstractmethod
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""
-        ...
 
+    @abstractmethod
     def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
         """The events of a streamed answer, ready to be sent."""
-        ...
 
+    @abstractmethod
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """The body of an error answer."""
-        ...
 
     def error_event(self, message: str) -> bytes:
         """The event that ends a stream in failure."""
-        ...
+        return self.event(self.error(500, message))
 
+    @abstractmethod
     def raw_event(self, data: str) -> bytes:
         """An event with any text as its data, for faults."""
-        ...
+
+    def event(self, data: dict[str, Any]) -> bytes:
+        """An event with this data."""
+        return self.raw_event(to_bytes(data).decode("ascii"))
+
+
+@dataclass(frozen=True)
+class PathWire(Wire):
+    """A protocol whose requests have the model in their path."""
+
+    model: str
+    stream: bool
+    path: ClassVar[re.Pattern[str]]
+
+    @classmethod
+    def at(cls, path: str) -> Self | None:
+        """Return the wire of a path; None if it is none of this protocol."""
+        found = cls.path.search(path)
+        return None if found is None else cls(unquote(found["model"]), found["stream"] is not None)
 
 
 def to_bytes(value: object) -> bytes:
@@ -67,38 +89,38 @@ def to_bytes(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
+def to_named_event(data: dict[str, Any]) -> bytes:
+    """Encode an event that is named by the type of its data."""
+    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode("ascii"), to_bytes(data))
+
+
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 404: "invalid_request_error", 429: "requests"}
 _CODES = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
-class OpenAIWire:
+class OpenAIWire(Wire):
     """Reads `POST /v1/chat/completions` and writes its answers."""
 
-    name: ProtocolName = "openai"
+    name: ClassVar[Protocol] = "openai"
 
     def __init__(self, token_ids: Engine | None = None) -> None:
         self._engine = token_ids
 
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form."""
         model = required(body, "model", str)
-        messages = required(body, "messages", list)
-        if not messages:
-            raise InvalidRequestError("messages: at least one is required")
+        messages = parse_messages(required(body, "messages", list))
         check_request(self._engine, body)
         return ParsedRequest(
-            number=number,
-            protocol=self.name,
-            model=model,
-            messages=parse_messages(messages),
-            body=body,
-            digest=digest_of(raw),
-            size=len(raw),
-            tools=_tools(body.get("tools")) if body.get("tools") else (),
+            number,
+            self.name,
+            model,
+            messages,
+            body,
+            tools=tuple(_tool(tool) for tool in tools_in(body)),
             required_tool=_required_tool(body.get("tool_choice")),
             output_schema=_output_schema(body.get("response_format")),
             stream=body.get("stream") is True,
-            headers=headers,
         )
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
@@ -175,16 +197,12 @@ class OpenAIWire:
             chunks += sent
         if with_usage:
             chunks.append({**head, "choices": [], "usage": _usage(usage)})
-        return [*(self.raw_event(to_bytes(one).decode("ascii")) for one in chunks), self.raw_event("[DONE]")]
+        return [*map(self.event, chunks), self.raw_event("[DONE]")]
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """The body of an error answer."""
         kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         return {"error": {"message": message, "type": kind, "param": None, "code": code or _CODES.get(status)}}
-
-    def error_event(self, message: str) -> bytes:
-        """The event that ends a stream in failure."""
-        return self.raw_event(to_bytes(self.error(500, message)).decode("ascii"))
 
     def raw_event(self, data: str) -> bytes:
         """An event with any text as its data."""
@@ -256,17 +274,12 @@ def _logprobs(request: ParsedRequest, reply: Reply) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def _tools(raw: object) -> tuple[ParsedTool, ...]:
-    if not isinstance(raw, list):
-        raise InvalidRequestError("tools: must be a list")
-    tools = []
-    for tool in raw:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidRequestError("tools: each must be an object with a function that has a name")
-        parameters = function.get("parameters") or {"type": "object"}
-        tools.append(ParsedTool(function["name"], function.get("description") or "", parameters))
-    return tuple(tools)
+def _tool(tool: Any) -> ParsedTool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError("tools: each must be an object with a function that has a name")
+    parameters = function.get("parameters") or {"type": "object"}
+    return ParsedTool(function["name"], function.get("description") or "", parameters)
 
 
 def _required_tool(choice: object) -> str | None:
@@ -282,17 +295,15 @@ def _output_schema(response_format: object) -> Mapping[str, Any] | None:
         return None
     if not isinstance(response_format, dict):
         raise InvalidRequestError("response_format: must be an object")
-    match response_format.get("type"):
-        case "text":
+    match response_format:
+        case {"type": "text"}:
             return None
-        case "json_object":
+        case {"type": "json_object"}:
             return {"type": "object"}
-        case "json_schema":
-            named = response_format.get("json_schema")
-            if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
-                raise InvalidRequestError("response_format: json_schema needs a schema")
-            schema: Mapping[str, Any] = named["schema"]
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return schema
+        case {"type": "json_schema"}:
+            raise InvalidRequestError("response_format: json_schema needs a schema")
     raise InvalidRequestError("response_format: type must be text, json_object or json_schema")
 
 
@@ -307,7 +318,7 @@ class EmbeddingsWire(OpenAIWire):
     common word one near 0.
     """
 
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form: one message of the user per text."""
         model = required(body, "model", str)
         given = body.get("input")
@@ -318,7 +329,7 @@ class EmbeddingsWire(OpenAIWire):
         if not isinstance(dimensions, int) or not 1 <= dimensions <= 4096:
             raise InvalidRequestError("dimensions: a whole number from 1 to 4096 is required")
         messages = parse_messages([{"role": "user", "content": text} for text in texts])
-        return ParsedRequest(number, self.name, model, messages, body, digest_of(raw), len(raw), headers=headers)
+        return ParsedRequest(number, self.name, model, messages, body)
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""

@@ -8,15 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fairtrial.base.lru import LruCache
-from fairtrial.integrations.model_server import bedrock_wire, gemini_wire
-from fairtrial.integrations.model_server.faults import (
-    EncryptedRefused,
-    Fault,
-    ReasoningNotReturned,
-    StreamOptionsRefused,
-    TemperatureRefused,
-    ToolsNeedResponses,
-)
+from fairtrial.integrations.model_server import bedrock_wire, faults, gemini_wire
 from fairtrial.integrations.model_server.reply import ParsedRequest
 
 _MAX_CALLS = 100_000
@@ -66,25 +58,25 @@ class SentReasoning:
         return None
 
 
-def refusal(fault: Fault, request: ParsedRequest, sent: SentReasoning) -> Refusal | None:
+def refusal(fault: faults.Fault, request: ParsedRequest, sent: SentReasoning) -> Refusal | None:
     """Return why a provider with this rule refuses the request; None if it does not, or if the fault is another one."""
     body = request.body
     match fault:
-        case ReasoningNotReturned():
+        case faults.ReasoningNotReturned():
             return sent.problem(request)
-        case ToolsNeedResponses():
+        case faults.ToolsNeedResponses():
             if request.protocol != "openai" or not request.tools or body.get("reasoning_effort") == "none":
                 return None
             return Refusal(
                 f"Function tools with reasoning_effort are not supported for {request.model} in /v1/chat/completions. "
                 "To use function tools, use /v1/responses or set reasoning_effort to 'none'."
             )
-        case StreamOptionsRefused():
+        case faults.StreamOptionsRefused():
             return Refusal("Extra inputs are not permitted", status=422) if "stream_options" in body else None
-        case EncryptedRefused():
+        case faults.EncryptedRefused():
             wanted = "reasoning.encrypted_content" in (body.get("include") or ())
             return Refusal("Encrypted content is not supported with this model.") if wanted else None
-        case TemperatureRefused():
+        case faults.TemperatureRefused():
             given = body.get("temperature")
             if given is None or given == 1:
                 return None

@@ -160,6 +160,11 @@ class ToolCallReply(Record):
         """The arguments as JSON text, as OpenAI's protocol sends them."""
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
 
+    @property
+    def arguments_object(self) -> dict[str, Any] | str:
+        """The arguments as an object, as Google's and Amazon's protocols send them; text is left as it is."""
+        return self.arguments if isinstance(self.arguments, str) else dict(self.arguments)
+
 
 @first_is(str)
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,11 @@ class Reply(Record):
     def content(self) -> str:
         """The text as sent: `text`, or `output` as JSON."""
         return self.text if self.output is None else json.dumps(self.output, ensure_ascii=False)
+
+    @property
+    def said(self) -> str:
+        """The refusal if there is one, else the content."""
+        return self.content if self.refusal is None else self.refusal
 
     @property
     def reason(self) -> str:
@@ -279,7 +289,8 @@ class ParsedRequest:
     """A completion request as received. `body` is the whole request; the other fields are derived from it.
 
     `number` counts completion requests from 1. `attempt` counts admitted requests with the same body from 1.
-    `messages` begins with the system prompt if there is one, in both protocols.
+    `messages` begins with the system prompt if there is one, in both protocols. `digest`, `size` and `headers` are
+    those of the HTTP request.
     """
 
     number: int
@@ -287,7 +298,7 @@ class ParsedRequest:
     model: str
     messages: tuple[ParsedMessage, ...]
     body: Mapping[str, Any]
-    digest: str
+    digest: str = ""
     size: int = 0
     tools: tuple[ParsedTool, ...] = ()
     required_tool: str | None = None
@@ -355,17 +366,20 @@ def _tokens_of(message: ParsedMessage) -> int:
     return sum(count_tokens(content_text([part])) for part in content)
 
 
-def digest_of(raw: bytes) -> str:
-    """Return a hash of the content of a request."""
-    return blake2b(raw, digest_size=12).hexdigest()
-
-
 def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
     """Return a required field of a request; raises if it is missing or has another type."""
     value = body.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidRequestError(f"{name}: a value of type {kind.__name__} is required")
     return value
+
+
+def tools_in(body: Mapping[str, Any]) -> list[Any]:
+    """Return the tools of a request; raises if they are no list."""
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise InvalidRequestError("tools: must be a list")
+    return tools
 
 
 def content_text(content: object) -> str:
@@ -393,6 +407,8 @@ def parse_messages(raw: list[Any]) -> tuple[ParsedMessage, ...]:
     Anthropic sends tool results in user messages; here they have the role `tool`, as with OpenAI, so that the last
     user message means the same in both protocols.
     """
+    if not raw:
+        raise InvalidRequestError("messages: at least one is required")
     parsed: list[ParsedMessage] = []
     for message in raw:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

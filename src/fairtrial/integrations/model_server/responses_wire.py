@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.integrations.model_server.openai_wire import EPOCH, OpenAIWire, to_bytes
+from fairtrial.integrations.model_server.openai_wire import EPOCH, OpenAIWire, to_named_event
 from fairtrial.integrations.model_server.reply import (
     InvalidRequestError,
     ParsedMessage,
@@ -14,23 +14,22 @@ from fairtrial.integrations.model_server.reply import (
     Reply,
     Usage,
     content_text,
-    digest_of,
     pieces,
     required,
+    tools_in,
 )
-from fairtrial.integrations.model_server.reply import Protocol as ProtocolName
 
 _ENCRYPTED = "reasoning.encrypted_content"
 _HOSTED = frozenset({"web_search", "file_search", "code_interpreter", "image_generation"})
 _SPOKEN = frozenset({"reasoning", "web_search_call", "function_call"})
 
 
-class ResponsesWire:
+class ResponsesWire(OpenAIWire):
     """Reads `POST /v1/responses` and writes its answers. It is stateless: each request contains its conversation."""
 
-    name: ProtocolName = "responses"
+    name = "responses"
 
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form; consecutive items of the model become one message of the assistant."""
         model = required(body, "model", str)
         if isinstance(body.get("previous_response_id"), str):
@@ -45,18 +44,15 @@ class ResponsesWire:
             (ParsedMessage("system", instructions, {"content": instructions}),) if isinstance(instructions, str) else ()
         )
         return ParsedRequest(
-            number=number,
-            protocol=self.name,
-            model=model,
-            messages=(*first, *_messages(items)),
-            body=body,
-            digest=digest_of(raw),
-            size=len(raw),
-            tools=_tools(body.get("tools")) if body.get("tools") else (),
+            number,
+            self.name,
+            model,
+            (*first, *_messages(items)),
+            body,
+            tools=_tools(tools_in(body)),
             required_tool=_required_tool(body.get("tool_choice")),
             output_schema=_output_schema(body.get("text")),
             stream=body.get("stream") is True,
-            headers=headers,
         )
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
@@ -86,25 +82,16 @@ class ResponsesWire:
             events.extend({**event, **place} for event in _parts(item))
             events.append({"type": "response.output_item.done", "output_index": index, "item": item})
         events.append({"type": f"response.{whole['status']}", "response": whole})
-        return [_event({**event, "sequence_number": number}) for number, event in enumerate(events)]
-
-    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-        """The body of an error answer, which both of OpenAI's protocols share."""
-        return OpenAIWire().error(status, message, code)
+        return [to_named_event({**event, "sequence_number": number}) for number, event in enumerate(events)]
 
     def error_event(self, message: str) -> bytes:
         """The event that ends a stream in failure."""
-        return _event(
-            {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": 0}
-        )
+        error = {"type": "error", "code": "server_error", "message": message, "param": None, "sequence_number": 0}
+        return to_named_event(error)
 
     def raw_event(self, data: str) -> bytes:
         """Return an event of type `response.completed` with any text as its data."""
         return f"event: response.completed\ndata: {data}\n\n".encode()
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode("ascii"), to_bytes(data))
 
 
 def _response(request: ParsedRequest) -> dict[str, Any]:
@@ -244,9 +231,7 @@ def _messages(items: list[Any]) -> tuple[ParsedMessage, ...]:
     return tuple(parsed)
 
 
-def _tools(raw: object) -> tuple[ParsedTool, ...]:
-    if not isinstance(raw, list):
-        raise InvalidRequestError("tools: must be a list")
+def _tools(raw: list[Any]) -> tuple[ParsedTool, ...]:
     tools = []
     for tool in raw:
         if isinstance(tool, dict) and tool.get("type") in _HOSTED:
@@ -265,8 +250,7 @@ def _required_tool(choice: object) -> str | None:
 
 
 def _output_schema(text: object) -> Mapping[str, Any] | None:
-    wanted = text.get("format") if isinstance(text, dict) else None
-    match wanted:
+    match text.get("format") if isinstance(text, dict) else None:
         case None | {"type": "text"}:
             return None
         case {"type": "json_object"}:

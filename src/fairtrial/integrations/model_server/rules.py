@@ -19,7 +19,6 @@ from fairtrial.integrations.model_server.reply import (
     Reply,
     ToolCallReply,
     Usage,
-    digest_of,
 )
 
 # Deep enough for any hand-written schema; one that needs more refers to itself without end.
@@ -308,10 +307,8 @@ def normalise(replies: Replies) -> tuple[Rule, ...]:
         return (Rule("", Script(tuple(said))),)
     rules: list[Rule] = []
     for item in items:
-        if isinstance(item, Rule):
-            rules.append(item)
-        elif isinstance(item, Script):
-            rules.append(Rule("", item))
+        if isinstance(item, Rule | Script):
+            rules.append(item if isinstance(item, Rule) else Rule("", item))
         else:
             raise TypeError(
                 "replies must be a list of Reply and str (sent in order) or a list of Rule and Script (tried in order) "
@@ -429,10 +426,9 @@ class ResourceWire(OpenAIWire):
         self.status = status
         self.body = body
 
-    def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    def parse(self, body: Mapping[str, Any], number: int) -> ParsedRequest:
         """The request in neutral form."""
-        message = ParsedMessage("user", str(body["resource"]), {})
-        return ParsedRequest(number, self.name, "", (message,), body, digest_of(raw), len(raw), headers=headers)
+        return ParsedRequest(number, self.name, "", (ParsedMessage("user", str(body["resource"]), {}),), body)
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> Any:
         """The body of the answer, which some faults damage."""

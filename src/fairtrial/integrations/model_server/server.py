@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import urlsplit
 
@@ -49,21 +48,11 @@ class ModelServer:
     def __init__(
         self, replies: Replies = None, *, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServerOptions]
     ) -> None:
-        self._prepare(ServerConfig.of(replies, options), host, port)
-
-    @classmethod
-    def from_config(cls, config: ServerConfig, *, host: str = "127.0.0.1", port: int = 0) -> Self:
-        """Create a server from a configuration, such as that of a script file."""
-        server = cls.__new__(cls)
-        server._prepare(config, host, port)
-        return server
-
-    def _prepare(self, config: ServerConfig, host: str, port: int) -> None:
+        self._config = ServerConfig.of(replies, options)
         try:
             import aiohttp  # noqa: F401 - asked here so that a missing extra is known before anything starts
         except ImportError:
             raise MissingExtraError("the model server", "testing") from None
-        self._config = config
         self._host = host
         self._wanted_port = port
         self._service: Service | None = None
@@ -71,6 +60,13 @@ class ModelServer:
         self._port: int | None = None
         self._thread: threading.Thread | None = None
         self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @classmethod
+    def from_config(cls, config: ServerConfig, *, host: str = "127.0.0.1", port: int = 0) -> Self:
+        """Create a server from a configuration, such as that of a script file."""
+        server = cls(host=host, port=port)
+        server._config = config
+        return server
 
     @property
     def port(self) -> int:
@@ -120,9 +116,7 @@ class ModelServer:
         self._port = self._runner.addresses[0][1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         await self._close()
 
     async def _close(self) -> None:
@@ -147,9 +141,7 @@ class ModelServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         if self._stop is not None and self._thread is not None:
             loop, event = self._stop
             loop.call_soon_threadsafe(event.set)
@@ -218,16 +210,8 @@ def spawn_model_server(
     this process dies in any way.
     """
     script = ServerConfig.of(replies, options).to_json()
-    command = [
-        sys.executable,
-        "-m",
-        "fairtrial.integrations.model_server",
-        "--attached",
-        "--host",
-        host,
-        "--port",
-        str(port),
-    ]
+    module = "fairtrial.integrations.model_server"
+    command = [sys.executable, "-m", module, "--attached", "--host", host, "--port", str(port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own module
     assert process.stdin is not None  # noqa: S101 - pipes were asked for
     assert process.stdout is not None  # noqa: S101

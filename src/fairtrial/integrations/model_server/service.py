@@ -12,38 +12,17 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import formatdate
+from hashlib import blake2b
 from time import monotonic
 from typing import Any
 
 from aiohttp import web
 
+from fairtrial.integrations.model_server import faults
 from fairtrial.integrations.model_server.anthropic_wire import AnthropicWire
 from fairtrial.integrations.model_server.bedrock_wire import BedrockWire
 from fairtrial.integrations.model_server.config import FaultPlan, ServerConfig
-from fairtrial.integrations.model_server.faults import (
-    ConnectionReset,
-    ContentFiltered,
-    ContextTooLong,
-    CutOff,
-    EmptyBody,
-    EncryptedRefused,
-    Fault,
-    HalfSent,
-    Hang,
-    MalformedJson,
-    NotAuthorised,
-    RateLimited,
-    ReasoningNotReturned,
-    Refused,
-    ServerFailed,
-    Slow,
-    StreamFailed,
-    StreamOptionsRefused,
-    TemperatureRefused,
-    TokensDamaged,
-    ToolsNeedResponses,
-    WrongShape,
-)
+from fairtrial.integrations.model_server.faults import Fault, ProviderRule, RateLimited
 from fairtrial.integrations.model_server.gemini_wire import GeminiWire
 from fairtrial.integrations.model_server.openai_wire import EPOCH, EmbeddingsWire, OpenAIWire, Wire, to_bytes
 from fairtrial.integrations.model_server.refusals import Refusal, SentReasoning, refusal
@@ -78,7 +57,6 @@ class TokenBucket:
         return True
 
 
-_RULES = (ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, StreamOptionsRefused, EncryptedRefused)
 _MAX_BODY = 256 * 1024 * 1024
 _SECRET_HEADERS = frozenset(
     {"authorization", "x-api-key", "api-key", "x-goog-api-key", "x-amz-security-token", "cookie"}
@@ -116,7 +94,7 @@ class Service:
 
     def _applies(self, fault: Fault, request: ParsedRequest) -> bool:
         """Return whether a fault applies to a request: rules of providers refuse only requests that break them."""
-        return not isinstance(fault, _RULES) or refusal(fault, request, self._sent_reasoning) is not None
+        return not isinstance(fault, ProviderRule) or refusal(fault, request, self._sent_reasoning) is not None
 
     def _new_bucket(self) -> TokenBucket | None:
         rate = self._config.requests_per_second
@@ -144,12 +122,12 @@ class Service:
         if wire is not None:
             return await self._complete(http, wire)
         if (page := self._pages.get(key)) is not None:
-            return _json_response(page(http))
+            return _response(page(http))
         if http.method == "GET" and self._config.evals is not None:
             resource = self._config.evals.answer(http.path, http.query)
             if resource is not None:
                 return await self._complete(http, resource)
-        return _json_response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
+        return _response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
 
     def _models(self) -> dict[str, Any]:
         """Return the list of models with the fields of both protocols; each client reads its own."""
@@ -197,7 +175,9 @@ class Service:
         headers = {name.lower(): value for name, value in http.headers.items()}
         for name in _SECRET_HEADERS & headers.keys():
             headers[name] = "(not kept)"
-        return wire.parse(body, number=number, raw=raw, headers=headers)
+        request = wire.parse(body, number)
+        digest = blake2b(raw, digest_size=12).hexdigest()
+        return dataclasses.replace(request, digest=digest, size=len(raw), headers=headers)
 
     def _exceeded_limit(self) -> str | None:
         cap = self._config.max_concurrent
@@ -210,16 +190,16 @@ class Service:
     async def _admitted(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest) -> web.StreamResponse:
         fault = self._plan.fault(request)
         seconds = self._config.latency.at(draw(self._config.seed, "latency", request.number))
-        if isinstance(fault, Slow):
+        if isinstance(fault, faults.Slow):
             seconds += fault.latency.at(draw(self._config.seed, "slow", request.number))
         if seconds > 0:
             await asyncio.sleep(seconds)
         if fault is not None:
             self.ledger.faulted(fault.kind)
-        if fault is None or isinstance(fault, Slow | CutOff | TokensDamaged):
+        if fault is None or isinstance(fault, faults.Slow | faults.CutOff | faults.TokensDamaged):
             if isinstance(wire, ResourceWire):
                 self.ledger.answered(wire.status)
-                return _response(to_bytes(wire.body), number=request.number, status=wire.status)
+                return _response(wire.body, _numbered(request.number), wire.status)
             if isinstance(wire, EmbeddingsWire):  # Vectors follow from the texts, not from the script.
                 return await self._say(http, wire, request, Reply(""))
             try:
@@ -231,10 +211,10 @@ class Service:
                 self.ledger.faulted("reply_error")
                 what = f"the rules of the model server raised {type(problem).__name__}: {problem}"
                 return self._error(wire, 500, what)
-            if isinstance(fault, CutOff):
+            if isinstance(fault, faults.CutOff):
                 limit = request.max_output_tokens if fault.tokens is None else fault.tokens
                 reply = reply if limit is None else reply.cut_to(limit)
-            if isinstance(fault, TokensDamaged):
+            if isinstance(fault, faults.TokensDamaged):
                 reply = dataclasses.replace(reply, tokens=fault.how)
             return await self._say(http, wire, request, reply)
         return await self._fail(http, wire, request, fault)
@@ -247,11 +227,11 @@ class Service:
             if reply.tool_calls:
                 self._sent_reasoning.note(request, answer)
             if not request.stream:
-                return _response(to_bytes(answer), number=request.number)
+                return _response(answer, _numbered(request.number))
         return await self._stream(http, wire.events(request, reply, usage), request.number)
 
     async def _stream(self, http: web.BaseRequest, events: list[bytes], number: int) -> web.StreamResponse:
-        response = web.StreamResponse(headers=_headers(number, "text/event-stream; charset=utf-8"))
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", **_numbered(number)})
         response.enable_chunked_encoding()
         await response.prepare(http)
         for index, event in enumerate(events):
@@ -266,40 +246,33 @@ class Service:
         match fault:
             case RateLimited():
                 return self._rate_limited(wire, fault)
-            case ServerFailed(status, retry_after):
+            case faults.ServerFailed(status, retry_after):
                 message = "The server is overloaded." if status in (503, 529) else "The server had an error."
                 headers = {} if retry_after is None else _retry_after(retry_after, "seconds")
                 return self._error(wire, status, message, headers=headers)
-            case NotAuthorised(status):
-                return self._error(
-                    wire, status, "The key is not valid." if status == 401 else "The key may not do this."
-                )
-            case ContextTooLong(limit):
+            case faults.NotAuthorised(status):
+                message = "The key is not valid." if status == 401 else "The key may not do this."
+                return self._error(wire, status, message)
+            case faults.ContextTooLong(limit):
                 claimed = max(request.input_tokens, limit + 1)
                 message = f"prompt is too long: {claimed} tokens > {limit} maximum"
                 return self._error(wire, 400, message, code="context_length_exceeded")
-            case (
-                ToolsNeedResponses()
-                | ReasoningNotReturned()
-                | TemperatureRefused()
-                | StreamOptionsRefused()
-                | EncryptedRefused()
-            ):
+            case ProviderRule():
                 found = refusal(fault, request, self._sent_reasoning) or Refusal("The request is refused.")
                 return self._error(wire, found.status, found.message, code=found.code)
-            case Hang(seconds):
+            case faults.Hang(seconds):
                 try:
                     await asyncio.wait_for(self._closing.wait(), seconds)
                 except TimeoutError:
                     pass
                 return _drop(http)
-            case ConnectionReset():
+            case faults.ConnectionReset():
                 return _drop(http)
-            case Refused(text):
+            case faults.Refused(text):
                 return await self._say(http, wire, request, Reply(refusal=text))
-            case ContentFiltered():
+            case faults.ContentFiltered():
                 return await self._say(http, wire, request, _CUT)
-            case StreamFailed() if not request.stream:
+            case faults.StreamFailed() if not request.stream:
                 return self._error(wire, 500, "The server had an error.")
         return await self._spoil(http, wire, request, fault)
 
@@ -312,29 +285,31 @@ class Service:
         events = wire.events(request, _LOST, usage)
         self.ledger.answered(200)
         match fault:
-            case HalfSent(fraction):
+            case faults.HalfSent(fraction):
                 if request.stream:
                     await self._stream(http, events[: int(len(events) * fraction)], request.number)
                 else:
-                    headers = _headers(request.number, "application/json")
-                    response = web.StreamResponse(headers={**headers, "content-length": str(len(body))})
+                    size = {"content-type": "application/json", "content-length": str(len(body))}
+                    response = web.StreamResponse(headers={**size, **_numbered(request.number)})
                     await response.prepare(http)
                     await response.write(body[: int(len(body) * fraction)])
-                return _hang_up(http)
-            case MalformedJson():
+                if http.transport is not None:
+                    http.transport.close()  # After sending what was written.
+                return web.Response()  # It is never sent.
+            case faults.MalformedJson():
                 # A truncated JSON object is never valid JSON.
                 body = body[: len(body) * 2 // 3]
                 events = [wire.raw_event(body.decode("ascii"))]
-            case WrongShape(wrong):
+            case faults.WrongShape(wrong):
                 body = to_bytes(wrong)
                 events = [wire.raw_event(body.decode("ascii"))]
-            case EmptyBody():
+            case faults.EmptyBody():
                 body, events = b"", []
             case _:
                 events = [*events[: len(events) // 2], wire.error_event("The server had an error in mid-stream.")]
         if request.stream:
             return await self._stream(http, events, request.number)
-        return _response(body, number=request.number)
+        return _response(body, _numbered(request.number))
 
     def _invalid(self, wire: Wire, problem: InvalidRequestError) -> web.Response:
         self.ledger.faulted("invalid_request")
@@ -343,7 +318,7 @@ class Service:
     def _rate_limited(self, wire: Wire, fault: RateLimited) -> web.Response:
         if fault.form == "body" and fault.retry_after is not None:
             self.ledger.answered(429)
-            return _json_response(_google_error(fault.retry_after), status=429)
+            return _response(_google_error(fault.retry_after), status=429)
         headers = {} if fault.retry_after is None else _retry_after(fault.retry_after, fault.form)
         return self._error(wire, 429, "Too many requests.", headers=headers)
 
@@ -351,7 +326,7 @@ class Service:
         self, wire: Wire, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None
     ) -> web.Response:
         self.ledger.answered(status)
-        return _json_response(wire.error(status, message, code), status=status, headers=headers)
+        return _response(wire.error(status, message, code), headers, status)
 
 
 def _retry_after(seconds: float, form: str) -> dict[str, str]:
@@ -376,18 +351,13 @@ def _google_error(seconds: float) -> list[dict[str, Any]]:
     return [{"error": error}]
 
 
-def _headers(number: int, content_type: str) -> dict[str, str]:
-    return {"content-type": content_type, "x-request-id": f"req_{number}", "request-id": f"req_{number}"}
+def _numbered(number: int) -> dict[str, str]:
+    return {"x-request-id": f"req_{number}", "request-id": f"req_{number}"}
 
 
-def _response(body: bytes, *, number: int, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, headers=_headers(number, "application/json"))
-
-
-def _json_response(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=to_bytes(value), status=status, headers={"content-type": "application/json", **(headers or {})}
-    )
+def _response(value: object, headers: dict[str, str] | None = None, status: int = 200) -> web.Response:
+    sent = {"content-type": "application/json", **(headers or {})}
+    return web.Response(body=to_bytes(value), status=status, headers=sent)
 
 
 def _drop(http: web.BaseRequest) -> web.Response:
@@ -397,13 +367,6 @@ def _drop(http: web.BaseRequest) -> web.Response:
             # Without lingering, closing the socket resets the connection.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
-    return web.Response()
-
-
-def _hang_up(http: web.BaseRequest) -> web.Response:
-    """Close the connection after sending what was written; the returned response is never sent."""
-    if http.transport is not None:
-        http.transport.close()
     return web.Response()
 
 

@@ -1,17 +1,5 @@
 """Sandboxes: run code that a model wrote, isolated from this machine and with limits."""
 
-from fairtrial.errors import SandboxError, SandboxUnavailableError
-from fairtrial.integrations.sandbox.environment import Sandbox
-from fairtrial.integrations.sandbox.run_tests import extract_code, runs_tests
-from fairtrial.integrations.sandbox.settings import ExecResult, SandboxLimits, SandboxSettings
+from fairtrial.base.lazy import lazy_names
 
-__all__ = [
-    "ExecResult",
-    "Sandbox",
-    "SandboxError",
-    "SandboxLimits",
-    "SandboxSettings",
-    "SandboxUnavailableError",
-    "extract_code",
-    "runs_tests",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -3,31 +3,6 @@
 The extra `otel` installs what it needs. docs/how-to/traces.md shows both directions.
 """
 
-from fairtrial.integrations.tracing.exporter import (
-    ExportSummary,
-    TraceExporter,
-    send_run,
-    trace_every_run,
-    trace_to_langsmith,
-    write_run,
-)
-from fairtrial.integrations.tracing.in_process import TrialSpanProcessor
-from fairtrial.integrations.tracing.langsmith import UploadTotals, upload_run, write_experiments
-from fairtrial.integrations.tracing.receiver import TraceReceiver
-from fairtrial.integrations.tracing.recording import record_anthropic, record_openai
+from fairtrial.base.lazy import lazy_names
 
-__all__ = [
-    "ExportSummary",
-    "TraceExporter",
-    "TraceReceiver",
-    "TrialSpanProcessor",
-    "UploadTotals",
-    "record_anthropic",
-    "record_openai",
-    "send_run",
-    "trace_every_run",
-    "trace_to_langsmith",
-    "upload_run",
-    "write_experiments",
-    "write_run",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__)
