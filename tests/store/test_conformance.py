@@ -18,7 +18,8 @@ from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.protocol import ScoreRow, preview_text
+from fairtrial.store.protocol import ScoreRow
+from fairtrial.store.records import preview_text
 from fairtrial.store.sql import SqlStore
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome

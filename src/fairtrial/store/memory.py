@@ -32,10 +32,9 @@ from fairtrial.store.protocol import (
     ScoreRow,
     Totals,
     TrialPreview,
-    preview_metadata,
-    preview_text,
 )
 from fairtrial.store.records import (
+    READ_PREVIEW,
     StoreSource,
     check_epoch,
     check_latest,
@@ -45,13 +44,13 @@ from fairtrial.store.records import (
     mapping_json,
     new_revision,
     read_label,
+    read_preview,
     read_run,
     run_values,
 )
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.rows import (
     NOT_RUN,
-    OUTCOME_NAMES,
     OUTCOMES,
     READ_RESULT,
     READ_SCORES,
@@ -512,23 +511,8 @@ def _add_samples(run: RunRecord, places: Iterable[tuple[TotalsBuilder, Entry]]) 
 
 def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> TrialPreview:
     error, reason, _score, _metadata, output = (None,) * 5 if entry.detail is None else entry.detail[3:8]
-    numbers = {name: entry.row[place] for name, place in _COLUMN.items()}
-    return TrialPreview(
-        entry.ordinal,
-        restored_text(sample[1]),
-        OUTCOME_NAMES[numbers["outcome"]],
-        None if numbers["passed"] is None else bool(numbers["passed"]),
-        numbers["value"],
-        numbers["latency_ms"],
-        numbers["input_tokens"] + numbers["output_tokens"],
-        numbers["cost_usd"],
-        numbers["attempt"],
-        preview_text(sample[2], size),
-        preview_text(sample[3], size),
-        preview_text(output, size),
-        restored_text(error or reason or "")[:size],
-        preview_metadata(sample[4]),
-    )
+    numbers = [entry.row[_COLUMN[name]] for name in READ_PREVIEW]
+    return read_preview((*numbers, *sample[1:4], output, error, reason, sample[4]), size)
 
 
 def _storable(encoder: Encoder, result: EvalResult) -> Entry:

@@ -33,7 +33,6 @@ from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
 from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts, StoredProgress
 from fairtrial.store.protocol import (
-    MAX_METADATA,
     Label,
     MetricTotals,
     RunRecord,
@@ -42,13 +41,18 @@ from fairtrial.store.protocol import (
     ScoreRow,
     Totals,
     TrialPreview,
-    preview_metadata,
-    preview_text,
 )
-from fairtrial.store.records import StoreSource, experiment_index, read_label, read_run
+from fairtrial.store.records import (
+    MAX_METADATA,
+    READ_PREVIEW,
+    StoreSource,
+    experiment_index,
+    read_label,
+    read_preview,
+    read_run,
+)
 from fairtrial.store.rows import (
     NOT_RUN,
-    OUTCOME_NAMES,
     OUTCOMES,
     READ_DETAIL,
     READ_RESULT,
@@ -258,7 +262,7 @@ class SqlReads(RunStore):
             number, _run = self._find(connection, run_id)
             for some in batched(ordinals, _PAGE):
                 query = _preview_query(number, size).where(results.c.ordinal.in_(some))
-                found |= {row[0]: _preview(tuple(row), size) for row in connection.execute(query)}
+                found |= {row[0]: read_preview(row, size) for row in connection.execute(query)}
         return [found[ordinal] for ordinal in ordinals if ordinal in found]
 
     def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
@@ -454,11 +458,9 @@ def _preview_query(number: int, size: int) -> Select[Any]:
     joined = _with_details().outerjoin(
         samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
-    numbers = ("ordinal", "outcome", "passed", "value", "latency_ms", "input_tokens", "output_tokens", "cost_usd")
     return (
         select(
-            *(results.c[name] for name in numbers),
-            results.c.attempt,
+            *(results.c[name] for name in READ_PREVIEW),
             samples.c.id,
             # A character may take six in JSON.
             *(func.substr(text, 1, 6 * size + 2) for text in texts),
@@ -466,27 +468,6 @@ def _preview_query(number: int, size: int) -> Select[Any]:
         )
         .select_from(joined)
         .where(results.c.run == number)
-    )
-
-
-def _preview(row: tuple[Any, ...], size: int) -> TrialPreview:
-    ordinal, outcome, passed, value, latency, tokens_in, tokens_out, cost, attempt, sample_id, *texts, metadata = row
-    input_, expected, output, error, reason = texts
-    return TrialPreview(
-        ordinal,
-        "" if sample_id is None else restored_text(sample_id),
-        OUTCOME_NAMES[outcome],
-        None if passed is None else bool(passed),
-        value,
-        latency,
-        tokens_in + tokens_out,
-        cost,
-        attempt,
-        preview_text(input_, size),
-        preview_text(expected, size),
-        preview_text(output, size),
-        restored_text(error or reason or "")[:size],
-        preview_metadata(metadata),
     )
 
 

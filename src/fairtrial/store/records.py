@@ -1,19 +1,20 @@
-"""Converts run records and labels to rows and back, and loads what belongs to a stored result."""
+"""Converts run records, labels and previews to rows and back, and loads what belongs to a stored result."""
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairtrial.base.codec import decode, dumps
-from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.codec.escape import escape_text, restore_text
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.views import SessionView
 from fairtrial.errors import RunBusyError, StoreError
-from fairtrial.store.protocol import Label, RunRecord, RunStore
+from fairtrial.store.protocol import Label, RunRecord, RunStore, TrialPreview
 from fairtrial.store.redact import Redactor, refuse_secret
-from fairtrial.store.rows import MAX_TRIALS, damage_refused, restored_text
+from fairtrial.store.rows import MAX_TRIALS, OUTCOME_NAMES, damage_refused, restored_text
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, ResultSource
 
@@ -32,6 +33,15 @@ _FIELDS = {
     "config": "the suite's config",
     "tags": "the run's tags",
 }
+
+MAX_METADATA = 4_000
+"""Metadata with more characters is left out of a preview."""
+_LONGEST_ESCAPE = 12  # Two \uXXXX, a pair of surrogates.
+
+# The numbers of `read_preview`, in this order.
+READ_PREVIEW = (
+    "ordinal", "outcome", "passed", "value", "latency_ms", "input_tokens", "output_tokens", "cost_usd", "attempt",
+)  # fmt: skip
 
 
 def check_epoch(run_id: str, current: int, epoch: int | None) -> None:
@@ -152,3 +162,63 @@ class StoreSource(ResultSource):
     def load_session(self, result: EvalResult) -> SessionView:
         """Return the session of a trial."""
         return self._store.session(self._run.run_id, result.ordinal)
+
+
+def read_preview(row: Sequence[Any], size: int) -> TrialPreview:
+    """Return a preview from its numbers, the sample's id, five texts and the metadata."""
+    ordinal, outcome, passed, value, latency, tokens_in, tokens_out, cost, attempt, sample_id, *texts, metadata = row
+    given, expected, output, error, reason = texts
+    return TrialPreview(
+        ordinal,
+        "" if sample_id is None else restored_text(sample_id),
+        OUTCOME_NAMES[outcome],
+        None if passed is None else bool(passed),
+        value,
+        latency,
+        tokens_in + tokens_out,
+        cost,
+        attempt,
+        preview_text(given, size),
+        preview_text(expected, size),
+        preview_text(output, size),
+        restored_text(error or reason or "")[:size],
+        preview_metadata(metadata),
+    )
+
+
+def preview_text(stored: str | None, size: int) -> str:
+    """Return the beginning of a stored JSON value: the text of a string, the JSON of anything else."""
+    if stored is None:
+        return ""
+    if not stored.startswith('"'):
+        return stored[:size]
+    text = _string(stored)
+    restored = restore_text(text)
+    return (restored if isinstance(restored, str) else text)[:size]
+
+
+def _string(stored: str) -> str:
+    """Decode a JSON string whose end may be cut off, even within an escape."""
+    for end in range(len(stored), max(len(stored) - _LONGEST_ESCAPE, 0), -1):
+        for closing in ("", '"'):
+            try:
+                decoded = json.loads(stored[:end] + closing)
+            except ValueError:
+                continue
+            if isinstance(decoded, str):
+                half = closing and "\ud800" <= decoded[-1:] <= "\udbff"  # The cut went through a pair of surrogates.
+                return decoded[:-1] if half else decoded
+    return stored[1:]
+
+
+def preview_metadata(stored: str | None) -> dict[str, Any] | None:
+    """Return the metadata of a sample; None if it was left out or is no object."""
+    if stored is None:
+        return {}
+    if len(stored) > MAX_METADATA:
+        return None
+    try:
+        found = json.loads(stored)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -19,7 +19,13 @@ from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import CodecError, StoreError
 from fairtrial.scoring.score import SHARE, Metric, Score
-from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
+from fairtrial.store.protocol import (
+    METRIC_CODES,
+    REWARD_PLACE,
+    RunRecord,
+    ScoreRow,
+    split_facts,
+)
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage

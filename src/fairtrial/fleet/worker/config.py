@@ -61,7 +61,8 @@ class LoopConfig:
 
     Attributes:
         concurrency: Number of messages executed at once.
-        lease_seconds: The lease of a message; renewed while it is being processed.
+        lease_seconds: The lease of a message, renewed while it is being processed (`LeaseExtender`). A process whose
+            interpreter stalls for as long is killed.
         wait_seconds: How long one receive waits for work.
         empty_seconds: How long the mailbox must have been empty before `run(until_empty=True)` ends.
         visibility_seconds: Maximum time for which a message may be leased, including renewals. Computed by default; if
