@@ -157,9 +157,9 @@ async def test_a_loop_around_a_task_is_that_task() -> None:
     assert (resolved.name, resolved.output_type) == ("shout", str)
 
 
-def test_execution_works_from_ordinary_code() -> None:
+async def test_a_loop_keeps_its_adapter_and_has_a_short_repr() -> None:
     loop = QALoop(adapter=ScriptedAdapter([Answer("because")]))
-    assert loop.execute_sync("why")[0].output == Answer("because")
+    assert (await loop.execute("why"))[0].output == Answer("because")
     assert isinstance(loop.adapter, ScriptedAdapter)
     assert repr(loop) == "<QALoop>"
 

@@ -89,7 +89,7 @@ def weather() -> Iterator[ModelServer]:
 
 def session_of(function: Callable[[str], Any]) -> Session:
     """Return the session of one trial of a task."""
-    return TaskLoop(task=function).execute_sync("Weather?")[1]
+    return asyncio.run(TaskLoop(task=function).execute("Weather?"))[1]
 
 
 def make_client(server: ModelServer, protocol: str, *, is_async: bool, **options: Any) -> Any:
@@ -508,7 +508,7 @@ def test_an_answer_that_cannot_be_read_reaches_the_application_and_is_recorded_w
             def application(question: str) -> int:
                 return len(client.chat.completions.create(model="my-model", messages=[]).choices)
 
-            response, session = TaskLoop(task=application).execute_sync("x")
+            response, session = asyncio.run(TaskLoop(task=application).execute("x"))
         server.shutdown()
         thread.join()
     assert response.output == 0
