@@ -326,7 +326,6 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_alerts_and_the_runbook_name_metrics_that_are_exported(alerts: list[dict[str, Any]]) -> None:
     mailbox = InMemoryMailbox("jobs", EvalRequest)

@@ -18,7 +18,7 @@ from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.suites.worker import make_loop
 from tests.redis_server import RedisServer
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600), pytest.mark.anyio]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 OUTPUT = 2_600_000
 OUTPUTS = 450

@@ -20,8 +20,6 @@ from fairtrial.store.redact import register_secret
 from tests.fleet.build import boxes
 from tests.fleet.build import request as trial_request
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fairtrial import Dataset, EvalSuite, Sample, exact_match
 from fairtrial.data.session.events import ToolInvoked
 from fairtrial.data.session.trajectory import ToolCall
@@ -14,8 +12,6 @@ from fairtrial.models import OpenAIAdapter, ScriptedAdapter, StopAgent, agent_ta
 from fairtrial.models.agent import AgentEnded
 from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.reports.report import EvalReport
-
-pytestmark = pytest.mark.anyio
 
 
 def look(city: str) -> str:

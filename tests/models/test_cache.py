@@ -33,8 +33,6 @@ from fairtrial.trials.task import resolve_task
 
 type MakeAdapter = Callable[..., SdkAdapter]
 
-pytestmark = pytest.mark.anyio
-
 
 def ask(text: str) -> list[ChatMessage]:
     return [ChatMessage("user", text)]

@@ -42,8 +42,6 @@ from fairtrial.models.sdk import SdkAdapter
 from fairtrial.reports.report import EvalReport
 from fairtrial.trials.task import task
 
-pytestmark = pytest.mark.anyio
-
 type Wire = Literal["chat", "responses", "anthropic"]
 WIRES: tuple[Wire, ...] = get_args(Wire.__value__)
 TABLES: Mapping[Wire, Mapping[str, Ending]] = {

@@ -62,7 +62,6 @@ from fairtrial.trials.task import resolve_task
 
 type MakeAdapter = Callable[..., SdkAdapter]
 
-pytestmark = pytest.mark.anyio
 TRIALS = int(os.environ.get("FAIRTRIAL_FAULT_TRIALS", "24"))
 QUICK = RetryPolicy(attempts=3, rate_limited_attempts=12, base_seconds=0.01, max_seconds=0.05)
 

@@ -15,8 +15,6 @@ from fairtrial.models import AnthropicAdapter, OpenAIAdapter, Prices, agent_task
 from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
 
-pytestmark = pytest.mark.anyio
-
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 CITED = {"type": "web_search_result_location", "cited_text": "Paris is", "encrypted_index": "e1", "title": "Atlas",
          "url": "https://example.org/atlas"}  # fmt: skip

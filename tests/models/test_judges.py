@@ -30,8 +30,6 @@ from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.scoring.evaluator import Case
 from fairtrial.testing import session_of
 
-pytestmark = pytest.mark.anyio
-
 SAMPLE = Sample("s1", "What is 2+2?", "4")
 
 

@@ -47,7 +47,6 @@ from fairtrial.trials.context import TrialContext, TrialKey, _current
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 
-pytestmark = pytest.mark.anyio
 ASK = [ChatMessage("user", "?")]
 QUICK = RetryPolicy(attempts=3, rate_limited_attempts=5, base_seconds=0.001, max_seconds=0.01)
 

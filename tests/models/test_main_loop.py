@@ -25,8 +25,6 @@ from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task, task
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:

@@ -65,7 +65,6 @@ from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 
-pytestmark = pytest.mark.anyio
 KINDS = ("gemini", "bedrock")
 PIXEL = bytes.fromhex("89504e470d0a1a0a")
 

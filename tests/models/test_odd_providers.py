@@ -62,8 +62,6 @@ from fairtrial.models.pricing import UsageExtras, read_prices
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkAdapter
 
-pytestmark = pytest.mark.anyio
-
 FAST = RetryPolicy(attempts=3, rate_limited_attempts=1, base_seconds=0.001, max_seconds=0.002)
 WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
 CITIES = Reply("", (ToolCallReply("weather", {"city": "Oslo"}), ToolCallReply("weather", {"city": "Rome"})))

@@ -32,8 +32,6 @@ from fairtrial.models.limiter import Unlimited
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.reports.report import EvalReport
 
-pytestmark = pytest.mark.anyio
-
 TABLES: Mapping[str, Mapping[str, Ending]] = {
     "chat": CHAT_ENDINGS,
     "responses": RESPONSES_ENDINGS,

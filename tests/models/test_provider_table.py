@@ -45,7 +45,6 @@ from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 
-pytestmark = pytest.mark.anyio
 WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
 TYPES: Mapping[str, Any] = {
     "responses": ResponseCreateParamsNonStreaming,

@@ -43,8 +43,6 @@ from fairtrial.models.tools import UNPARSED, tool_message
 
 type MakeAdapter = Callable[..., SdkAdapter]
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

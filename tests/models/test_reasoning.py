@@ -37,8 +37,6 @@ from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 
-pytestmark = pytest.mark.anyio
-
 STYLES = ("chat", "responses", "anthropic")
 TURNS = 10
 

@@ -48,8 +48,6 @@ from tests.fleet.processes import Processes
 from tests.models.conversation_process import DATA, adapter_of, mailboxes
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "the-thought-nobody-may-grade"
 SCRIPT = str(Path(__file__).with_name("conversation_process.py"))
 

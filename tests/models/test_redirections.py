@@ -45,7 +45,6 @@ def redirecting() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("adapter", [OpenAIAdapter, AnthropicAdapter, GeminiAdapter, ConverseAdapter])
 async def test_a_provider_cannot_have_the_key_sent_to_another_host(
     redirecting: tuple[str, list[str]], adapter: Any

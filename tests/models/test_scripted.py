@@ -16,8 +16,6 @@ from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.models.schema import OutputRepaired
 from fairtrial.models.scripted import ScriptedAdapter
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:

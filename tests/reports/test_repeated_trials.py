@@ -17,8 +17,6 @@ from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.pages.trial import _facts
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -26,7 +26,6 @@ from fairtrial.testing import check_environment
 from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved
 from tests.rl.build import Lock, Presser, opened
 
-pytestmark = pytest.mark.anyio
 registry = EnvironmentRegistry(Lock)
 data: Dataset[str, Any] = Dataset([Sample("s", "open it")])
 

@@ -21,8 +21,6 @@ from fairtrial.models import BaseAdapter, ModelCall, ModelReply, ResponseCache, 
 from fairtrial.rl import DataBuffer, MetricLog, Rollout, TrainConfig, advantages, generate_rollouts, rollout, train
 from tests.rl.build import Lock, Presser, guess, judge, opened, questions
 
-pytestmark = pytest.mark.anyio
-
 
 class Counting(BaseAdapter):
     """Counts its calls, and answers with their number."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_type
 
-import pytest
-
 from fairtrial import (
     Dataset,
     EvalContext,
@@ -155,7 +153,6 @@ def test_a_report_knows_the_type_of_the_outputs() -> None:
     assert report.results[0].output == Answer(4)
 
 
-@pytest.mark.anyio
 async def test_evaluate_knows_the_type_of_the_outputs() -> None:
     report = await evaluate(QUESTIONS, answer_later, is_right)
     assert_type(report, EvalReport[Answer])

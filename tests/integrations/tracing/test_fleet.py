@@ -47,7 +47,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.anyio
 async def test_two_workers_receive_the_traces_of_their_own_trials() -> None:
     broker = MemoryBroker()
     loops: list[EvalLoop] = []

@@ -104,7 +104,6 @@ def test_a_search_that_found_nothing_is_one_and_texts_that_were_not_recorded_are
     assert (len(failed[Retrieved].all()), failed[SpanClosed].all()[0].error) == (0, "timeout")
 
 
-@pytest.mark.anyio
 async def test_a_judge_of_retrieval_reads_what_a_traced_application_retrieved() -> None:
     view = session_of(span(*DIALECTS["conventions"][:1])).view()
     model = ScriptedAdapter([{"claims": [{"claim": "two guards", "reason": "r", "supported": "yes"}]}])
