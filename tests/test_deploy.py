@@ -18,8 +18,7 @@ import yaml
 from fairtrial import exact_match
 from fairtrial.base import metrics
 from fairtrial.cli import command_worker, options
-from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest
-from fairtrial.fleet.ops.group import LoopGroup
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, LoopGroup
 from fairtrial.fleet.ops.health import STALL_SECONDS, Probe, exposition
 from fairtrial.mailbox import InMemoryMailbox
 from fairtrial.mailbox.redis.receive import Keys

@@ -8,10 +8,9 @@ import pytest
 from anthropic.types import ContentBlockParam
 from pydantic import TypeAdapter
 
-from fairtrial import Dataset, EvalSuite, Sample, contains
-from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial import AnthropicAdapter, ChatMessage, Dataset, EvalSuite, OpenAIAdapter, Sample, agent_task, contains
 from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply, WrongShape
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter, Prices, agent_task
+from fairtrial.models import Prices
 from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
 

@@ -7,21 +7,12 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from fairtrial import Dataset, EvalSuite
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
-from fairtrial.data.session.session import Session, restore_session
-from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial import Dataset, EvalResult, EvalSuite, Experiment, Sample, Session, TrialContext, TrialKey, current_trial
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, restore_session
 from fairtrial.errors import ConfigurationError, ModelUnavailableError
 from fairtrial.fleet import MainLoop
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.scoring.behaviour import token_usage_under
-from fairtrial.scoring.combine import all_of
-from fairtrial.scoring.evaluator import resolve
-from fairtrial.scoring.text import exact_match
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialContext, TrialKey, current_trial
-from fairtrial.trials.result import EvalResult
+from fairtrial.scoring import all_of, exact_match, resolve, token_usage_under
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task, task
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fairtrial.errors import ModelError
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter, RetryPolicy
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import RetryPolicy
 
 KEY = "sk-the-key-of-somebody-1234567890"
 

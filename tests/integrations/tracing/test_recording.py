@@ -17,21 +17,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from fairtrial import (
-    Dataset,
-    EvalSuite,
-    OpenAIAdapter,
-    PromptExecuted,
-    Score,
-    Session,
-    TokenUsage,
-    ToolInvoked,
-    current_trial,
-    evaluate_sync,
-    task,
-)
-from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Score, Session, current_trial, evaluate_sync, task
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.integrations.model_server import (
     FaultRule,
     ModelServer,
@@ -45,7 +32,7 @@ from fairtrial.integrations.model_server import (
 )
 from fairtrial.integrations.tracing import TrialSpanProcessor, record_anthropic, record_openai
 from fairtrial.integrations.tracing.recording import REPLACES, _sender
-from fairtrial.models import ModelCallFailed, Prices, TaskLoop
+from fairtrial.models import ModelCallFailed, OpenAIAdapter, Prices, TaskLoop
 from fairtrial.models.pricing import configure_prices
 
 LOOK = Reply(

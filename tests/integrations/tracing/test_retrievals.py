@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, ScriptedAdapter, Session, TrialContext
-from fairtrial.data.session import Retrieved
-from fairtrial.data.session.events import SpanClosed
+from fairtrial.data.session import Retrieved, SpanClosed
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_traces
 from fairtrial.integrations.tracing.spans import TrialConverter, traces_request
