@@ -108,6 +108,13 @@ def pg_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server that only the tests of one file stop and break."""
+    with PostgresServer() as server:
+        yield server
+
+
 @pytest.fixture
 def pg_url(pg_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database."""

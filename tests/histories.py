@@ -27,19 +27,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fairtrial import EvalReport, Label, Metric, Sample, Score, TokenUsage, calibrate, compare, gate, leaderboard
+from fairtrial import EvalResult, Metric, Sample, Score, TokenUsage, TrialKey, calibrate, compare, gate, leaderboard
 from fairtrial.base.formatting import rate
+from fairtrial.reports import EvalReport, summarize
 from fairtrial.reports.compare.pairing import ChangeKind
 from fairtrial.reports.figures.metrics import run_totals
-from fairtrial.reports.figures.summaries import summarize
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.report.run_json import listed_run, totals_record
 from fairtrial.runs.opening import run_completed
-from fairtrial.store import RunRecord, RunStore, open_store
-from fairtrial.store.export import export_results
-from fairtrial.store.portable import save_run
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
+from fairtrial.store import Label, RunRecord, RunStore, export_results, open_store, save_run
 from fairtrial.viewer.access import Access
 from fairtrial.viewer.app import make_app
 from fairtrial.viewer.pages.context import Viewer

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from fairtrial import Score
-from fairtrial.trials.result import EvalResult
+from fairtrial import EvalResult, Score
 
 FAILURES = ("task_error", "timeout")
 

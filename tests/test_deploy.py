@@ -18,8 +18,7 @@ import yaml
 from fairtrial import exact_match
 from fairtrial.base import metrics
 from fairtrial.cli import command_worker, options
-from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest
-from fairtrial.fleet.ops.group import LoopGroup
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, LoopGroup
 from fairtrial.fleet.ops.health import STALL_SECONDS, Probe, exposition
 from fairtrial.mailbox import InMemoryMailbox
 from fairtrial.mailbox.redis.receive import Keys
@@ -326,7 +325,6 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_alerts_and_the_runbook_name_metrics_that_are_exported(alerts: list[dict[str, Any]]) -> None:
     mailbox = InMemoryMailbox("jobs", EvalRequest)

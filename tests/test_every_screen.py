@@ -13,21 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Metric,
-    Sample,
-    Score,
-    StopWhen,
-    TokenUsage,
-    compare,
-    exact_match,
-    gate,
-    open_store,
-)
+from fairtrial import Dataset, EvalReport, EvalSuite, Metric, Sample, Score, TokenUsage, compare, exact_match, gate
 from fairtrial.base.formatting import rate
 from fairtrial.integrations.inspect import write_log
 from fairtrial.reports.figures.metrics import run_totals
@@ -35,7 +21,8 @@ from fairtrial.reports.figures.summaries import summarize
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.report.run_json import totals_record
 from fairtrial.runs.opening import run_completed
-from fairtrial.store import RunStore
+from fairtrial.store import RunStore, open_store
+from fairtrial.trials import EvalConfig, StopWhen
 from fairtrial.viewer.work import Jobs
 from tests.histories import Screens, play
 from tests.store.build import result, run_record, samples

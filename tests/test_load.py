@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
-from fairtrial.fleet import LoopGroup
-from fairtrial.fleet.queues import connect_broker
+from fairtrial.fleet import LoopGroup, connect_broker
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.suites.worker import make_loop
 from tests.redis_server import RedisServer
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600), pytest.mark.anyio]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 OUTPUT = 2_600_000
 OUTPUTS = 450

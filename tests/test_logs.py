@@ -12,15 +12,12 @@ import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, evaluate, exact_match
 from fairtrial.errors import StoreUnavailableError
-from fairtrial.fleet import EvalLoop
-from fairtrial.fleet.messages import EvalRequest
+from fairtrial.fleet import EvalLoop, EvalRequest
 from fairtrial.runs.events import JsonLogFormatter, log_fields
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.redact import register_secret
 from tests.fleet.build import boxes
 from tests.fleet.build import request as trial_request
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

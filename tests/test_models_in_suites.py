@@ -8,18 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Sample,
-    TrialContext,
-    all_of,
-    contains,
-    exact_match,
-    open_store,
-)
+from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, TrialContext, all_of, open_store, prompt_task
 from fairtrial.base.codec import from_json
 from fairtrial.integrations.model_server import (
     ConnectionReset,
@@ -40,17 +29,10 @@ from fairtrial.integrations.model_server import (
     ServerFailed,
     WrongShape,
 )
-from fairtrial.models import (
-    MarkdownSection,
-    OpenAIAdapter,
-    PromptTemplate,
-    ResponseCache,
-    RetryPolicy,
-    ScriptedAdapter,
-    prompt_task,
-)
+from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ResponseCache, RetryPolicy, ScriptedAdapter
 from fairtrial.models.judges import llm_judge
 from fairtrial.models.judges.fence import read_fences
+from fairtrial.scoring import contains, exact_match
 from tests.models.test_judges import HOSTILE
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.001, max_seconds=0.01)

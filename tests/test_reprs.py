@@ -6,25 +6,12 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    AnthropicAdapter,
-    Dataset,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Experiment,
-    GateRules,
-    OpenAIAdapter,
-    Score,
-    ScriptedAdapter,
-    compare,
-    exact_match,
-    gate,
-    leaderboard,
-    llm_judge,
-)
+from fairtrial import Dataset, EvalResult, EvalSuite, Score, compare, exact_match, gate, leaderboard, llm_judge
 from fairtrial.fleet import MemoryBroker
 from fairtrial.mailbox import InMemoryMailbox
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter, ScriptedAdapter
+from fairtrial.reports import EvalReport, GateRules
+from fairtrial.trials import Experiment
 
 LETTERS = Dataset.of({"a": "A", "b": "x"}, name="letters")
 SUITE = EvalSuite("upper", LETTERS, str.upper, exact_match, experiments=[Experiment("one"), Experiment("two")])

@@ -3,6 +3,11 @@
 Records take their fields by position in the orders of the specifications, of which there are several, and are the
 records of `fairtrial`: `Score("tone", 0.5, False)` makes the same as `Score(0.5, False, name="tone")`.
 Loops, suites and session stores block, as in `fairtrial.sync`. `tests/specs/blocks.toml` lists the blocks.
+
+Some records have a second name for a field because a specification reads it from records of ours:
+`Sample.ground_truth` (`expected`), `Score.criterion` and `rationale` (`name`, `reason`), `EvalResult.tokens_used`
+(`usage`) and `aggregate_score`, `EvalReport.total_samples` and `successful_samples` (`total`, `successful`),
+`EvalConfig.timeout_per_sample_ms` (`timeout_seconds`) and `EvalConfig[name]`. New code uses the names in brackets.
 """
 
 from __future__ import annotations

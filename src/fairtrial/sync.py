@@ -97,8 +97,6 @@ class BlockingMainLoop(main_loop.MainLoop[InputT, OutputT]):
         _refuse_in_event_loop("MainLoop.execute")
         return call_sync(partial(super().execute, input))
 
-    execute_sync = execute
-
 
 class BlockingSuite(suite.EvalSuite[InputT, OutputT, ExpectedT]):
     """An `EvalSuite` whose `run`, `stream` and `rescore` block, as `run_sync`, `stream_sync` and `rescore_sync` do."""

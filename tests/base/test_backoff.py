@@ -11,7 +11,6 @@ from fairtrial.base.metrics import WAITING
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
 from fairtrial.trials.failures import retry_pause
 
-pytestmark = pytest.mark.anyio
 log = logging.getLogger("test")
 
 

@@ -54,7 +54,6 @@ def is_gone(pid: int, seconds: float = 10.0) -> bool:
     return False
 
 
-@pytest.mark.anyio
 class TestCalls:
     async def test_functions_of_every_kind_are_sent_and_results_are_typed(self, runner: IsolatedRunner) -> None:
         offset = 10
@@ -359,7 +358,6 @@ def test_a_task_or_evaluator_that_cannot_be_sent_is_refused_before_the_first_tri
         suite_of(lambda x: x, evaluator(isolate=True)(connected)).run_sync(store="memory:")
 
 
-@pytest.mark.anyio
 async def test_a_thread_whose_event_loop_is_gone_serves_the_next_one() -> None:
     threads = DaemonThreads()
     release, ended = threading.Event(), threading.Event()

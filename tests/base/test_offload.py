@@ -11,8 +11,6 @@ import pytest
 from fairtrial.base.offload import finish, require_asyncio
 from fairtrial.errors import ConfigurationError
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

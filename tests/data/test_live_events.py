@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import pickle
@@ -102,7 +103,7 @@ def test_a_main_loop_passes_its_bus_on_to_its_sessions() -> None:
         return given
 
     loop: TaskLoop[str, str] = TaskLoop(record, bus=bus)
-    loop.execute_sync("look")
+    asyncio.run(loop.execute("look"))
     assert heard == [PlanStep("look", "pending")]
 
 

@@ -15,8 +15,6 @@ from fairtrial.mailbox.protocol import validate_name
 from tests.fleet.fake_worker import FakeWorker, answer
 from tests.redis_server import RedisServer, free_port
 
-pytestmark = pytest.mark.anyio
-
 
 def test_names_are_readable_where_they_can_be_and_never_the_same_for_two_suites() -> None:
     assert requests_name("support") == "support.requests"

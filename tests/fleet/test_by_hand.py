@@ -48,7 +48,6 @@ def wait_for_text(processes: Processes, text: str) -> None:
 class TestSignals:
     """`run_sync` of a loop ends by a signal as a LoopGroup does."""
 
-    @pytest.mark.anyio
     @pytest.mark.proves("R83")
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
@@ -71,7 +70,6 @@ class TestSignals:
             assert [result.passed for result in await take(results, 2)] == [True, True]
             assert [message.delivery_count for message in await requests.receive(9, wait_time_seconds=5)] == [1, 1, 1]
 
-    @pytest.mark.anyio
     @pytest.mark.proves("R83")
     async def test_a_second_signal_hands_back_what_is_in_flight(self, processes: Processes) -> None:
         requests, results, inputs = mailboxes(processes.mailbox)
@@ -138,7 +136,6 @@ class TestSignals:
 
 
 @pytest.mark.long
-@pytest.mark.anyio
 @pytest.mark.proves("R54", "R56", "R60", "R61")
 async def test_two_hops_between_processes_give_every_result_once_though_workers_are_killed(
     processes: Processes,

@@ -35,7 +35,7 @@ from tests.fleet.conftest import Place
 from tests.fleet.dispatching import Watcher, never, suite_of
 from tests.fleet.fake_worker import FakeWorker, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 @pytest.mark.proves("R59", "R61")

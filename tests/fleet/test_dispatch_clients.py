@@ -23,7 +23,7 @@ from fairtrial.store.protocol import RunRecord
 from tests.fleet.dispatching import suite_of, until
 from tests.fleet.fake_worker import FakeWorker, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 async def test_a_second_client_of_a_run_is_warned_and_nothing_is_counted_twice(

@@ -21,7 +21,7 @@ from tests.fleet.conftest import Place
 from tests.fleet.dispatching import Watcher, suite_of, until
 from tests.fleet.fake_worker import FakeWorker, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 class Crash(Exception):

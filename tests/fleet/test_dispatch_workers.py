@@ -16,7 +16,7 @@ from fairtrial.runs.identity import identify
 from tests.fleet.dispatching import suite_of, until
 from tests.fleet.fake_worker import FakeWorker, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 async def test_a_client_without_workers_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,8 +22,6 @@ from tests.fleet.build import boxes, request, take, until
 from tests.fleet.eval_loops import echo, rules
 from tests.fleet.fake_worker import answer
 
-pytestmark = pytest.mark.anyio
-
 
 class TestOneHop:
     @pytest.mark.proves("R49", "R54", "R61")

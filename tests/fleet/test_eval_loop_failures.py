@@ -22,8 +22,6 @@ from fairtrial.trials.context import current_trial
 from tests.fleet.build import QUICK, boxes, request, take, until
 from tests.fleet.eval_loops import echo, rules
 
-pytestmark = pytest.mark.anyio
-
 
 class Flaky(InMemoryMailbox[Any]):
     """Fails as often as it is told to, each time with the next of its errors."""

@@ -25,8 +25,6 @@ from tests.proxy import Proxy
 from tests.redis_server import RedisServer
 from tests.servers import PostgresServer
 
-pytestmark = pytest.mark.anyio
-
 TRIALS = 300
 CONCURRENCY = 10
 REQUESTS = "{fairtrial:faults.requests}:stream"
@@ -89,12 +87,6 @@ class Fleet:
             return [result.ordinal for result in results]
         finally:
             store.close()
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture
@@ -224,12 +216,6 @@ async def test_a_stream_that_was_made_unusable_ends_the_run_which_resumes_once_i
     report = await fleet.run(do_nothing)
     assert (report.status, report.successful) == ("finished", TRIALS)
     assert fleet.stored() == list(range(TRIALS))
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fairtrial'"
@@ -364,14 +350,14 @@ async def check_postgres(
 @pytest.mark.long
 @pytest.mark.parametrize("name", POSTGRES_FAULTS)
 async def test_a_run_survives_a_fault_of_postgresql(
-    name: str, redis_server: RedisServer, redis_proxy: Proxy, postgres: PostgresServer
+    name: str, redis_server: RedisServer, redis_proxy: Proxy, own_postgres: PostgresServer
 ) -> None:
-    await check_postgres(*POSTGRES_FAULTS[name], redis_server, redis_proxy, postgres)
+    await check_postgres(*POSTGRES_FAULTS[name], redis_server, redis_proxy, own_postgres)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", SLOWER_POSTGRES_FAULTS)
 async def test_a_run_survives_a_slow_fault_of_postgresql(
-    name: str, redis_server: RedisServer, redis_proxy: Proxy, postgres: PostgresServer
+    name: str, redis_server: RedisServer, redis_proxy: Proxy, own_postgres: PostgresServer
 ) -> None:
-    await check_postgres(*SLOWER_POSTGRES_FAULTS[name], redis_server, redis_proxy, postgres)
+    await check_postgres(*SLOWER_POSTGRES_FAULTS[name], redis_server, redis_proxy, own_postgres)

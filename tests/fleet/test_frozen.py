@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,6 @@ class Fleet:
     @property
     def executed(self) -> int:
         return (self.folder / "executed").read_bytes().count(b"\n")
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 def freeze(pids: list[int], seconds: float) -> None:
@@ -150,14 +144,14 @@ FAULTS: dict[str, tuple[Callable[[Fleet], None], tuple[float, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_trial_is_stored_once(name: str, tmp_path: Path, postgres: PostgresServer) -> None:
+def test_every_trial_is_stored_once(name: str, tmp_path: Path, own_postgres: PostgresServer) -> None:
     happen, clocks, allowed = FAULTS[name]
     clocks = clocks or (0, 0, 0, 0)
     settings: dict[str, Any] = {"samples": TRIALS, "log": tmp_path / "executed", "sleep": "0.1,0.5", "concurrency": 40}
     with RedisServer(tmp_path / "redis") as redis, Proxy(redis.port) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with Processes(tmp_path, url, **settings) as processes:
-            fleet = Fleet(tmp_path, redis, proxy, postgres.new_database(), processes)
+            fleet = Fleet(tmp_path, redis, proxy, own_postgres.new_database(), processes)
             fleet.workers = [processes.worker("--lease", str(LEASE), clock=clock) for clock in clocks[:3]]
             fleet.clients = [processes.client(fleet.store, clock=clocks[3])]
             happen(fleet)

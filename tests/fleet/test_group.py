@@ -25,7 +25,7 @@ from tests.fleet.build import boxes, take
 from tests.fleet.build import request as trial_request
 from tests.fleet.grouping import Steady, ask, running, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R83", "R84", "R109")]
+pytestmark = pytest.mark.proves("R83", "R84", "R109")
 
 
 QUICK = RestartPolicy(base_seconds=0.001, max_seconds=0.01, draw=lambda: 1.0)

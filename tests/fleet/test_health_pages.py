@@ -22,7 +22,7 @@ from fairtrial.fleet.ops.supervise import Bound
 from fairtrial.mailbox import InMemoryMailbox
 from tests.fleet.grouping import Steady, ask, request, running, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R83", "R84", "R109")]
+pytestmark = pytest.mark.proves("R83", "R84", "R109")
 
 
 class TestPages:

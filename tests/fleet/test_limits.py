@@ -22,7 +22,7 @@ from fairtrial.models.limiter import Budget, Limiter, Permit, Spending, TokenLim
 from fairtrial.models.scripted import ScriptedAdapter
 from tests.fleet.limit_servers import ENGINES, SharedServer, nobodys_url, own_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R106")]
+pytestmark = pytest.mark.proves("R106")
 
 
 async def begun(limiter: Limiter, calls: int) -> list[float]:

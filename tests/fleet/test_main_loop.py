@@ -53,8 +53,6 @@ from fairtrial.trials.result import EvalResult
 from tests.fleet.build import QUICK, boxes, request, take
 from tests.fleet.main_loops import serving
 
-pytestmark = pytest.mark.anyio
-
 
 async def asked(loop_input: Any, fn: Any, **settings: Any) -> MainLoopResult:
     requests = InMemoryMailbox("main", MainLoopRequest)

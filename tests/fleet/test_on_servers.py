@@ -95,7 +95,6 @@ def url(queue: Queue, request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(queue.fixture))
 
 
-@pytest.mark.anyio
 async def test_stopping_at_any_moment_strands_nothing(queue: Queue, url: str) -> None:
     """What was received and not finished is back at once, not when its lease ends."""
 
@@ -132,7 +131,6 @@ async def test_stopping_at_any_moment_strands_nothing(queue: Queue, url: str) ->
         assert stops > queue.stops
 
 
-@pytest.mark.anyio
 @pytest.mark.proves("R79")
 async def test_a_server_that_goes_away_and_comes_back_costs_no_trial(queue: Queue, tmp_path: Path) -> None:
     started = asyncio.Event()
@@ -163,7 +161,6 @@ async def test_a_server_that_goes_away_and_comes_back_costs_no_trial(queue: Queu
             assert await requests.dead_letters.count() == 0
 
 
-@pytest.mark.anyio
 @pytest.mark.proves("R53", "R80")
 async def test_a_reply_mailbox_per_worker_that_vanishes_with_it(queue: Queue, url: str) -> None:
     async with (
@@ -205,7 +202,6 @@ async def test_a_reply_mailbox_per_worker_that_vanishes_with_it(queue: Queue, ur
         await serving
 
 
-@pytest.mark.anyio
 async def test_what_is_handed_back_while_redis_is_frozen_is_back_when_it_answers(tmp_path: Path) -> None:
     async def work(input: str) -> str:
         await asyncio.sleep(60)

@@ -53,7 +53,6 @@ def test_a_fleet_on_sqs_completes_a_run_and_its_commands_work(sqs_url: str, tmp_
         assert (tmp_path / "log").read_bytes().count(b"\n") == 60
 
 
-@pytest.mark.anyio
 async def test_the_broker_lists_suites_and_marks_what_it_leaves_behind(sqs_url: str) -> None:
     broker = connect_broker(sqs_url)
     assert isinstance(broker, SqsBroker)
@@ -175,7 +174,6 @@ async def count_receives(url: str) -> tuple[int, float]:
             return connection.requests["receive_message"] - before, requests.gather_seconds
 
 
-@pytest.mark.anyio
 async def test_a_worker_gathers_free_slots_before_it_receives_because_requests_cost_money(
     sqs_url: str, sqs_server: SqsServer
 ) -> None:

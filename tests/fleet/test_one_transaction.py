@@ -41,7 +41,7 @@ from tests.fleet.fake_worker import FakeWorker, answer
 from tests.fleet.processes import ROOT, Processes, environment, said, wait_for_lines
 from tests.servers import PgBouncer, PostgresServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
+pytestmark = pytest.mark.usefixtures("short_waits")
 CODE = "the code of the client"
 
 

@@ -26,7 +26,6 @@ from fairtrial.trials.run_trial import TrialRules
 from fairtrial.trials.task import resolve_task
 from tests.fleet.build import boxes, request, take, until
 
-pytestmark = pytest.mark.anyio
 TRIALS = 150
 POISON = 5
 

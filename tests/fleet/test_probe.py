@@ -26,11 +26,6 @@ from tests.servers import PostgresServer
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def probe() -> Iterator[ClientProbe]:
     probe = ClientProbe("127.0.0.1", 0, stall_seconds=0.5)
     with probe.serving():
@@ -158,7 +153,6 @@ def test_a_run_that_waits_for_its_database_says_so(probe: ClientProbe) -> None:
         server.close()
 
 
-@pytest.mark.anyio
 async def test_a_fleets_client_and_worker_measure_their_queue(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis") as server:
         suite = EvalSuite("fleet", numbers(6), task(inline=True)(lambda value: value), exact_match)
@@ -186,7 +180,6 @@ async def test_a_fleets_client_and_worker_measure_their_queue(tmp_path: Path) ->
         assert number(text, "fairtrial_queue_delay_seconds_sum", mailbox="fleet.requests") >= 0
 
 
-@pytest.mark.anyio
 async def test_calls_to_a_provider_are_timed() -> None:
     adapter = ScriptedAdapter(["yes"], model="timed")
     await adapter.complete([])
@@ -194,7 +187,6 @@ async def test_calls_to_a_provider_are_timed() -> None:
     assert number(text, "fairtrial_model_call_duration_seconds_count", model="timed", outcome="answered") == 1
 
 
-@pytest.mark.anyio
 async def test_renewals_that_fail_are_counted(tmp_path: Path) -> None:
     from fairtrial.mailbox.lease import LeaseExtender
 

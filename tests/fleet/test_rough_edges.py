@@ -36,8 +36,6 @@ from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
 from tests.fleet.build import QUICK, boxes, request, take, until
 
-pytestmark = pytest.mark.anyio
-
 
 async def echo(input: Any) -> Any:
     return input

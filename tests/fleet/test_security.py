@@ -27,7 +27,7 @@ from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
 from tests.redis_server import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R69")]
+pytestmark = pytest.mark.proves("R69")
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PASSWORD = "correct-horse-battery"

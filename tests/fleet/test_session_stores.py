@@ -31,8 +31,6 @@ from fairtrial.store.schema import session_snapshots
 from tests.fleet.build import QUICK, boxes, request, take, until
 from tests.fleet.main_loops import serving
 
-pytestmark = pytest.mark.anyio
-
 
 async def look_up(input: str, ctx: TrialContext) -> str:
     ctx.session.record(ToolInvoked("look"))

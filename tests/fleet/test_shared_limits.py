@@ -102,7 +102,6 @@ async def reserved(url: str, connections: int, times: int, quota: Quota) -> int:
     return sum(await asyncio.gather(*(one() for _ in range(connections))))
 
 
-@pytest.mark.anyio
 async def test_no_start_time_is_given_twice(limits: SharedServer) -> None:
     quota = Quota("contended", 1000.0, 1.0, 0.0, 0.0, 0.0, 1000.0)
     await reserved(limits.url, 1, 1, quota)
@@ -112,7 +111,6 @@ async def test_no_start_time_is_given_twice(limits: SharedServer) -> None:
     assert limits.state("contended")["requests"] == begin + 500 * 1000
 
 
-@pytest.mark.anyio
 async def test_next_to_no_tokens_are_no_error(limits: SharedServer) -> None:
     # As is expected after thousands of calls that used none. PostgreSQL refuses to calculate with such numbers.
     quota = Quota("tiny", 1000.0, 1.0, 0.5, 100.0, 0.0, 1000.0)
@@ -122,7 +120,6 @@ async def test_next_to_no_tokens_are_no_error(limits: SharedServer) -> None:
     await server.close()
 
 
-@pytest.mark.anyio
 async def test_no_usage_is_lost_when_all_report_it_at_once(limits: SharedServer) -> None:
     async def spend() -> None:
         server = limit_server(limits.url)
@@ -248,7 +245,6 @@ def decisions(servers: Any, state: dict[str, Any], operation: Any) -> list[tuple
 
 
 class TestOnPostgres:
-    @pytest.mark.anyio
     async def test_they_pass_a_pooler_in_transaction_mode(
         self, pg_server: PostgresServer, mailbox_database: str
     ) -> None:
@@ -268,7 +264,6 @@ class TestOnPostgres:
                 with pytest.raises(ConfigurationError, match=r"\?pgbouncer=true"):
                     await spending.refresh("pooled")
 
-    @pytest.mark.anyio
     async def test_a_limit_is_forgotten_after_a_day_and_a_budget_after_a_month(self, mailbox_database: str) -> None:
         quota = Quota("old", 1000.0, 1.0, 0.0, 0.0, 50.0, 1000.0)
         server = limit_server(mailbox_database)
@@ -292,7 +287,6 @@ class TestOnPostgres:
         assert (await later.spend("old", TokenUsage(), 0))[1] == 0
         await later.close()
 
-    @pytest.mark.anyio
     async def test_the_tables_are_added_to_mailboxes_of_an_earlier_version(self, pg_url: str) -> None:
         with psycopg.connect(pg_url) as client:
             for statement in MIGRATIONS[0]:
@@ -303,7 +297,6 @@ class TestOnPostgres:
         with psycopg.connect(pg_url) as client:
             assert client.execute("SELECT version FROM mailbox_schema").fetchone() == (SCHEMA_VERSION,)
 
-    @pytest.mark.anyio
     async def test_commits_do_not_wait_for_the_disk_and_others_still_do(self, mailbox_database: str) -> None:
         # The row is locked until the commit is complete: waiting for the disk, all processes would wait for it.
         server = limit_server(mailbox_database, max_connections=1)

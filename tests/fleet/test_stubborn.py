@@ -37,7 +37,6 @@ def loop_of(task: Any, requests: Mailbox[Any], results: Mailbox[Any]) -> EvalLoo
     return EvalLoop(requests=requests, rules=rules, results=results, config=config)
 
 
-@pytest.mark.anyio
 @pytest.mark.proves("R132")
 async def test_a_task_that_ignores_its_cancellation_has_timed_out_and_its_slot_is_free(
     caplog: pytest.LogCaptureFixture,
@@ -74,7 +73,6 @@ async def test_a_task_that_ignores_its_cancellation_has_timed_out_and_its_slot_i
     assert not await requests.dead_letters.count()
 
 
-@pytest.mark.anyio
 @pytest.mark.proves("R132")
 async def test_where_nothing_better_is_known_such_a_message_has_failed() -> None:
     released = anyio.Event()

@@ -29,13 +29,6 @@ from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialKey
 from tests.fleet.fake_worker import FakeWorker, answer
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
 
 @pytest.fixture(autouse=True)
 def nothing_submitted() -> None:

@@ -30,13 +30,6 @@ from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAd
 from fairtrial.trials.context import TrialKey
 from tests.fleet.loop_process import Answer, Problem
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
 
 class Model(BaseModel):
     value: int

@@ -16,7 +16,7 @@ from tests.fleet.build import request, take, until
 from tests.fleet.processes import Processes, said, wait_for_lines
 from tests.redis_server import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 type Boxes = tuple[RedisMailbox[EvalRequest], RedisMailbox[EvalReply]]
 
 

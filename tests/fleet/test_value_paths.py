@@ -31,12 +31,7 @@ from tests.fleet import value_kinds
 from tests.fleet.value_kinds import DAY, KINDS
 from tests.trials.build import rules
 
-pytestmark = [pytest.mark.anyio, pytest.mark.long]  # 231 samples on every path.
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = pytest.mark.long  # 231 samples on every path.
 
 
 @dataclass(frozen=True)

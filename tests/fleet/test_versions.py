@@ -64,7 +64,6 @@ class FromTheFuture:
         return cls()
 
 
-@pytest.mark.anyio
 async def test_a_message_of_a_newer_format_waits_in_memory_for_a_worker_that_can_read_it() -> None:
     clock = FakeClock()
     old: InMemoryMailbox[Any] = InMemoryMailbox("requests", EvalRequest, clock=clock)
@@ -76,7 +75,6 @@ async def test_a_message_of_a_newer_format_waits_in_memory_for_a_worker_that_can
     assert (depth.delayed + depth.waiting, depth.dead) == (1, 0)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", [RedisMailbox, PostgresMailbox])
 async def test_a_message_of_a_newer_format_waits_on_a_server_for_a_worker_that_can_read_it(
     kind: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

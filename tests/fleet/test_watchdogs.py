@@ -18,7 +18,7 @@ from fairtrial.fleet.ops.group import LoopGroup
 from fairtrial.fleet.ops.watchdog import Watchdog
 from tests.fleet.grouping import Steady, ask, running, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R83", "R84", "R109")]
+pytestmark = pytest.mark.proves("R83", "R84", "R109")
 
 
 class TestWatchdog:

@@ -315,7 +315,6 @@ class TestWhatDoesNotGetThrough:
 
 
 class TestInMailboxes:
-    @pytest.mark.anyio
     async def test_a_mailbox_carries_them_and_sets_aside_what_is_not_one(self) -> None:
         mailbox = InMemoryMailbox("requests", EvalRequest)
         await mailbox.send(REQUEST)

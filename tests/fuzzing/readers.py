@@ -17,13 +17,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fairtrial import Dataset, EvalReport, Sample, Score, Session, open_store
+from fairtrial import AnalysisPlan, Dataset, EvalReport, EvalResult, GateRules, Sample, Score, TrialKey, open_store
 from fairtrial.base.foreign import ExpansionBudget, expand
 from fairtrial.cli.label_file import read_labels
 from fairtrial.cli.settings import load_settings
-from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.data.session.session import restore_session
-from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial.data.session import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvoked, restore_session
 from fairtrial.errors import BodyError
 from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 from fairtrial.integrations.tracing.received import otlp_messages, parse_logs, parse_traces
@@ -31,13 +29,9 @@ from fairtrial.integrations.tracing.receiver import TraceBuffer
 from fairtrial.mailbox.body import seal, unseal
 from fairtrial.mailbox.sqs.queues import WireMessage
 from fairtrial.reports.figures import column_file
-from fairtrial.reports.figures.analysis_plan import AnalysisPlan
-from fairtrial.reports.figures.rules import GateRules
 from fairtrial.store.column_cache import cached_columns, cached_totals, column_path
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.portable import save_run
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from tests.fuzzing.mutators import (
     Mutator,
     in_gzip,

@@ -13,15 +13,13 @@ from random import Random
 
 import pytest
 
-from fairtrial import Dataset, EvalReport
+from fairtrial import AnalysisPlan, ConfigurationError, Dataset, EvalReport, GateRules
 from fairtrial.cli.adhoc import _template
 from fairtrial.cli.label_file import read_labels
 from fairtrial.cli.settings import load_settings
 from fairtrial.cli.user_errors import UserError
-from fairtrial.errors import ConfigurationError, DataError, DatasetError, StoreError
+from fairtrial.errors import DataError, DatasetError, StoreError
 from fairtrial.reports.figures import column_file
-from fairtrial.reports.figures.analysis_plan import AnalysisPlan
-from fairtrial.reports.figures.rules import GateRules
 from fairtrial.runs.imported import load_importer
 from fairtrial.store.column_cache import HEAD, column_path
 from fairtrial.store.portable import save_run

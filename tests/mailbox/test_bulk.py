@@ -24,13 +24,6 @@ from fairtrial.mailbox import (
 from fairtrial.mailbox.server import asked_from
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
 
 @pytest.fixture(params=["memory", "redis", "postgresql"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Mailbox[Any], Mailbox[Any]]]:

@@ -46,10 +46,6 @@ class TestInMemoryMailbox(MailboxConformance):
 
 @pytest.mark.proves("R67", "R69", "R72", "R81", "R82")
 class TestRedisMailbox(MailboxConformance):
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "asyncio"
-
     @pytest.fixture(autouse=True)
     def world(self, redis_url: str) -> None:
         self.url = redis_url
@@ -68,10 +64,6 @@ class TestRedisMailbox(MailboxConformance):
 
 @pytest.mark.proves("R67", "R72", "R81", "R82")
 class TestPostgresMailbox(MailboxConformance):
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "asyncio"
-
     @pytest.fixture(autouse=True)
     def world(self, mailbox_database: str) -> None:
         self.url = mailbox_database
@@ -91,10 +83,6 @@ class TestPostgresMailbox(MailboxConformance):
 @pytest.mark.proves("R67", "R70", "R72", "R81", "R82")
 class TestSqsMailbox(MailboxConformance):
     can_tell_lost_after_purge = False
-
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "asyncio"
 
     @pytest.fixture(autouse=True)
     def world(self, sqs_server: SqsServer, sqs_url: str) -> None:

@@ -10,8 +10,6 @@ from fairtrial.errors import LeaseLostError, MailboxConnectionError
 from fairtrial.mailbox import receive as reading
 from fairtrial.mailbox.receive import hand_back_all
 
-pytestmark = pytest.mark.anyio
-
 
 class Unreliable:
     """A receipt whose server fails some times before it answers."""

@@ -19,7 +19,7 @@ from fairtrial.mailbox import InMemoryMailbox, Lease, LeaseExtender, Message, Re
 from fairtrial.testing import FakeClock
 from tests.mailbox.ageing import age
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R75")]
+pytestmark = pytest.mark.proves("R75")
 
 
 class Renewals:

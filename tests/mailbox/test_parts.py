@@ -79,7 +79,6 @@ class TestResolvers:
         with pytest.raises(ConfigurationError):
             CompositeResolver(keep=0)
 
-    @pytest.mark.anyio
     @on_asyncio
     async def test_the_factory_for_redis_sends_to_mailboxes_and_creates_none(self, redis_url: str) -> None:
         factory = RedisMailboxFactory(redis_url, int)
@@ -91,7 +90,6 @@ class TestResolvers:
             assert await there.connection.command("EXISTS", factory.create("nowhere").keys.stream) == 0
         await factory.close()
 
-    @pytest.mark.anyio
     @on_asyncio
     async def test_replies_between_redis_and_memory_meet_in_a_resolver(self, redis_url: str) -> None:
         replies = InMemoryMailbox[str]("replies")
@@ -159,7 +157,6 @@ class Big:
     text: str
 
 
-@pytest.mark.anyio
 @on_asyncio
 class TestClaimCheck:
     async def test_large_bodies_are_stored_outside_redis_and_small_ones_in_it(
@@ -250,7 +247,6 @@ class TestClaimCheck:
             await check.fetch(old)
 
 
-@pytest.mark.anyio
 @pytest.mark.proves("R68")
 class TestInMemoryOnly:
     async def test_without_a_type_the_very_object_arrives(self) -> None:

@@ -27,8 +27,6 @@ from tests.fleet.build import until
 from tests.mailbox.ageing import age_rows
 from tests.servers import PgBouncer, PostgresServer, free_port
 
-pytestmark = pytest.mark.anyio
-
 WORKER = """
 import asyncio, sys
 from fairtrial.mailbox import PostgresMailbox
@@ -39,12 +37,6 @@ async def main():
         await asyncio.sleep(600)
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
 
 
 def disconnect_all(url: str) -> int:

@@ -20,8 +20,6 @@ from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.trials import EvalResult, TrialKey
 from tests.mailbox.ageing import age_rows
 
-pytestmark = pytest.mark.anyio
-
 
 def rows(url: str, query: str) -> list[tuple[object, ...]]:
     with psycopg.connect(url, autocommit=True) as connection:

@@ -29,8 +29,6 @@ from tests.mailbox.ageing import age
 from tests.mailbox.kill_under_load import busy_disk, kill_under_load
 from tests.redis_server import RedisServer, free_port
 
-pytestmark = pytest.mark.anyio
-
 WORKER = """
 import asyncio, sys
 from fairtrial.mailbox import RedisMailbox
@@ -41,11 +39,6 @@ async def main():
         await asyncio.sleep(600)
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture

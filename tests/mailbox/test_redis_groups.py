@@ -24,7 +24,7 @@ from tests.fleet.build import request
 from tests.redis_groups import RedisCluster, SentinelGroup, wait_until
 from tests.redis_server import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.redis]
+pytestmark = pytest.mark.redis
 
 
 @pytest.fixture(scope="module")

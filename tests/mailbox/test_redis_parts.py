@@ -23,13 +23,6 @@ from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.redis.receive import Consumers
 from fairtrial.mailbox.redis.topology import is_gone, translated
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
 
 class TestErrors:
     pytestmark = pytest.mark.proves("R72")

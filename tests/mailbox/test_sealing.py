@@ -63,7 +63,6 @@ def test_a_short_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         queue_key()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_forged_and_redirected_messages_on_redis_become_dead_letters(
     redis_server: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +86,6 @@ async def test_forged_and_redirected_messages_on_redis_become_dead_letters(
         assert "signature is wrong" in letters[1].reason
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_body_of_several_megabytes_passes_a_mailbox_of_one(redis_url: str) -> None:
     text = "the same words again. " * 200_000

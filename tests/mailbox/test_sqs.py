@@ -36,7 +36,7 @@ from fairtrial.mailbox.sqs.queues import (
 from tests.mailbox.ageing import ShiftedClock
 from tests.sqs_server import CREDENTIALS, SqsServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R70")]
+pytestmark = pytest.mark.proves("R70")
 
 
 @pytest.fixture

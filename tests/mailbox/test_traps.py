@@ -22,12 +22,7 @@ from fairtrial.mailbox.redis.scripts import GROUP
 from tests.mailbox.ageing import age
 from tests.redis_server import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proves("R69")]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = pytest.mark.proves("R69")
 
 
 @asynccontextmanager

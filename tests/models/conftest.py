@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from fairtrial.integrations.model_server import ModelServer
-from fairtrial.models.anthropic import AnthropicAdapter
-from fairtrial.models.limiter import RetryPolicy, Unlimited
-from fairtrial.models.openai import OpenAIAdapter
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter, RetryPolicy, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 
 QUICK = RetryPolicy(attempts=3, rate_limited_attempts=8, base_seconds=0.01, max_seconds=0.05)

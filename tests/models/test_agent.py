@@ -11,28 +11,16 @@ import anyio
 import openai
 import pytest
 
-from fairtrial import Dataset, EvalSuite
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.data.session.session import restore_session
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial import ChatMessage, Dataset, EvalResult, EvalSuite, Experiment, Sample, ToolCall, TrialKey, current_trial
+from fairtrial.data.session import PromptExecuted, TokenUsage, ToolInvoked, restore_session
 from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, ModelUnavailableError
-from fairtrial.models.agent import AgentEnded, agent_task, tool_schema_accuracy
-from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial.models import AgentEnded, ScriptedAdapter, agent_task, tool_schema_accuracy
 from fairtrial.models.tools import UNPARSED, Tool, as_tools
-from fairtrial.scoring.behaviour import all_tools_succeeded, tool_calls_match
-from fairtrial.scoring.evaluator import Case, resolve
-from fairtrial.scoring.score import Score
-from fairtrial.scoring.text import exact_match
+from fairtrial.scoring import Case, Score, all_tools_succeeded, exact_match, resolve, tool_calls_match
 from fairtrial.testing.fakes import session_of
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialKey, current_trial
-from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["asyncio", "trio"])

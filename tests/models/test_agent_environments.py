@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalContext, EvalSuite, Sample, Score
-from fairtrial.data.session import ToolCall
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalContext, EvalSuite, Sample, Score, ToolCall
 from fairtrial.models import ScriptedAdapter, agent_task
 from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved
 

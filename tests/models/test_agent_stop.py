@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from fairtrial import Dataset, EvalSuite, Sample, exact_match
-from fairtrial.data.session.events import ToolInvoked
-from fairtrial.data.session.trajectory import ToolCall
+from fairtrial import Dataset, EvalReport, EvalSuite, Sample, ToolCall, ToolInvoked, agent_task, exact_match
 from fairtrial.integrations.model_server import ModelServer, ParsedRequest, Reply, ToolCallReply
-from fairtrial.models import OpenAIAdapter, ScriptedAdapter, StopAgent, agent_task
-from fairtrial.models.agent import AgentEnded
+from fairtrial.models import AgentEnded, OpenAIAdapter, ScriptedAdapter, StopAgent
 from fairtrial.models.limiter import NO_RETRY, Unlimited
-from fairtrial.reports.report import EvalReport
-
-pytestmark = pytest.mark.anyio
 
 
 def look(city: str) -> str:

@@ -11,29 +11,19 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial import ChatMessage, EvalResult, Experiment, Sample, Session, TokenUsage, ToolCall, TrialContext, TrialKey
+from fairtrial.data.session.events import PromptExecuted
 from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
 from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, Usage
 from fairtrial.integrations.model_server import Reply as Served
-from fairtrial.models.adapter import ModelReply, ToolSpec
-from fairtrial.models.cache import ResponseCache
-from fairtrial.models.limiter import RetryPolicy
-from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial.models import ModelReply, ResponseCache, RetryPolicy, ScriptedAdapter, ToolSpec
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.testing.fakes import FakeClock
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialContext, TrialKey
-from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 
 type MakeAdapter = Callable[..., SdkAdapter]
-
-pytestmark = pytest.mark.anyio
 
 
 def ask(text: str) -> list[ChatMessage]:

@@ -13,8 +13,6 @@ from fairtrial.errors import BudgetExceededError, InvalidCallError, MalformedRep
 from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited, WrongShape
 from fairtrial.models import Budget, ResponseCache, RetryPolicy
 
-pytestmark = pytest.mark.anyio
-
 
 def embedder(server: ModelServer, **options: Any) -> OpenAIAdapter[Any]:
     return OpenAIAdapter("embedder", base_url=f"{server.base_url}/v1", api_key="test", **options)

@@ -15,14 +15,8 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, contains, exact_match
-from fairtrial.data.session.events import (
-    ANTHROPIC_ENDINGS,
-    CHAT_ENDINGS,
-    RESPONSES_ENDINGS,
-    Ending,
-    ending_of,
-)
+from fairtrial import AnthropicAdapter, Dataset, EvalReport, EvalSuite, OpenAIAdapter, Sample, contains, exact_match
+from fairtrial.data.session.events import ANTHROPIC_ENDINGS, CHAT_ENDINGS, RESPONSES_ENDINGS, Ending, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelRefusedError, RateLimitedError
 from fairtrial.integrations.model_server import (
@@ -34,15 +28,9 @@ from fairtrial.integrations.model_server import (
     ToolCallReply,
     WrongShape,
 )
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter, ResponseCache, RetryPolicy, ScriptedAdapter, agent_task
-from fairtrial.models.adapter import ModelReply
-from fairtrial.models.agent import AgentEnded
-from fairtrial.models.limiter import Unlimited
+from fairtrial.models import AgentEnded, ModelReply, ResponseCache, RetryPolicy, ScriptedAdapter, Unlimited, agent_task
 from fairtrial.models.sdk import SdkAdapter
-from fairtrial.reports.report import EvalReport
-from fairtrial.trials.task import task
-
-pytestmark = pytest.mark.anyio
+from fairtrial.trials import EvalConfig, task
 
 type Wire = Literal["chat", "responses", "anthropic"]
 WIRES: tuple[Wire, ...] = get_args(Wire.__value__)

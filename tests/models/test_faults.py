@@ -16,10 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import PromptExecuted
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial import ChatMessage, EvalResult, Experiment, PromptExecuted, Sample, Session, TrialKey, exact_match
 from fairtrial.errors import (
     ContextLengthError,
     MalformedReplyError,
@@ -53,16 +50,11 @@ from fairtrial.models.clients import retry_after
 from fairtrial.models.limiter import NO_RETRY, AdaptiveLimiter, RetryPolicy
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
-from fairtrial.scoring.text import exact_match
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 
 type MakeAdapter = Callable[..., SdkAdapter]
 
-pytestmark = pytest.mark.anyio
 TRIALS = int(os.environ.get("FAIRTRIAL_FAULT_TRIALS", "24"))
 QUICK = RetryPolicy(attempts=3, rate_limited_attempts=12, base_seconds=0.01, max_seconds=0.05)
 

@@ -8,14 +8,11 @@ import pytest
 from anthropic.types import ContentBlockParam
 from pydantic import TypeAdapter
 
-from fairtrial import Dataset, EvalSuite, Sample, contains
-from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial import AnthropicAdapter, ChatMessage, Dataset, EvalSuite, OpenAIAdapter, Sample, agent_task, contains
 from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply, WrongShape
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter, Prices, agent_task
+from fairtrial.models import Prices
 from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
-
-pytestmark = pytest.mark.anyio
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 CITED = {"type": "web_search_result_location", "cited_text": "Paris is", "encrypted_index": "e1", "title": "Atlas",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairtrial import ChatMessage, ConfigurationError, PromptExecuted, Sample, Session, all_of, exact_match
+from fairtrial import ChatMessage, ConfigurationError, PromptExecuted, Sample, ScriptedAdapter, Session, llm_judge
 from fairtrial.errors import DataError, NothingToScoreError, OutputParseError, RateLimitedError
 from fairtrial.models.clients import family
 from fairtrial.models.judges import (
@@ -18,7 +18,6 @@ from fairtrial.models.judges import (
     check_judge,
     checklist,
     label_judge,
-    llm_judge,
     numeric_judge,
     pairwise_judge,
     panel,
@@ -26,11 +25,8 @@ from fairtrial.models.judges import (
 from fairtrial.models.judges.fence import fence, read_fences, token_for
 from fairtrial.models.judges.judge import JudgeOutput, NumericOutput, is_empty
 from fairtrial.models.schema import output_schema
-from fairtrial.models.scripted import ScriptedAdapter
-from fairtrial.scoring.evaluator import Case
+from fairtrial.scoring import Case, all_of, exact_match
 from fairtrial.testing import session_of
-
-pytestmark = pytest.mark.anyio
 
 SAMPLE = Sample("s1", "What is 2+2?", "4")
 

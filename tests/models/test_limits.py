@@ -14,40 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.errors import (
-    BudgetExceededError,
-    ConfigurationError,
-    InvalidCallError,
-    ModelUnavailableError,
-    RateLimitedError,
-)
-from fairtrial.models.base import ModelCallFailed
-from fairtrial.models.limiter import (
-    NO_RETRY,
-    AdaptiveLimiter,
-    Budget,
-    FixedLimiter,
-    Limiter,
-    Permit,
-    RetryPolicy,
-    Spending,
-    Unlimited,
-    shared_limiter,
-)
-from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial import ChatMessage, ConfigurationError, Experiment, Sample, Session, TokenUsage, TrialKey, exact_match
+from fairtrial.errors import BudgetExceededError, InvalidCallError, ModelUnavailableError, RateLimitedError
+from fairtrial.models import AdaptiveLimiter, FixedLimiter, ModelCallFailed, ScriptedAdapter
+from fairtrial.models.limiter import NO_RETRY, Budget, Limiter, Permit, RetryPolicy, Spending, Unlimited, shared_limiter
 from fairtrial.scoring.evaluator import resolve
-from fairtrial.scoring.text import exact_match
 from fairtrial.testing.fakes import FakeClock
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialContext, TrialKey, _current
+from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 
-pytestmark = pytest.mark.anyio
 ASK = [ChatMessage("user", "?")]
 QUICK = RetryPolicy(attempts=3, rate_limited_attempts=5, base_seconds=0.001, max_seconds=0.01)
 

@@ -7,25 +7,14 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from fairtrial import Dataset, EvalSuite
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
-from fairtrial.data.session.session import Session, restore_session
-from fairtrial.data.session.trajectory import ChatMessage
+from fairtrial import Dataset, EvalResult, EvalSuite, Experiment, Sample, Session, TrialContext, TrialKey, current_trial
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, restore_session
 from fairtrial.errors import ConfigurationError, ModelUnavailableError
 from fairtrial.fleet import MainLoop
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.scoring.behaviour import token_usage_under
-from fairtrial.scoring.combine import all_of
-from fairtrial.scoring.evaluator import resolve
-from fairtrial.scoring.text import exact_match
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialContext, TrialKey, current_trial
-from fairtrial.trials.result import EvalResult
+from fairtrial.scoring import all_of, exact_match, resolve, token_usage_under
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task, task
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -157,9 +146,9 @@ async def test_a_loop_around_a_task_is_that_task() -> None:
     assert (resolved.name, resolved.output_type) == ("shout", str)
 
 
-def test_execution_works_from_ordinary_code() -> None:
+async def test_a_loop_keeps_its_adapter_and_has_a_short_repr() -> None:
     loop = QALoop(adapter=ScriptedAdapter([Answer("because")]))
-    assert loop.execute_sync("why")[0].output == Answer("because")
+    assert (await loop.execute("why"))[0].output == Answer("because")
     assert isinstance(loop.adapter, ScriptedAdapter)
     assert repr(loop) == "<QALoop>"
 

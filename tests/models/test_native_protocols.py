@@ -21,10 +21,8 @@ from botocore.validate import ParamValidator
 from google import genai
 from google.genai import types
 
+from fairtrial import AnthropicAdapter, ChatMessage, OpenAIAdapter, Session, TokenUsage, ToolCall
 from fairtrial.data.attachment import BlobFolder
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,
@@ -57,15 +55,13 @@ from fairtrial.integrations.model_server import (
     Usage,
     WrongShape,
 )
-from fairtrial.models import OpenAIAdapter, model_from_name
-from fairtrial.models.anthropic import AnthropicAdapter
+from fairtrial.models import model_from_name
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter, VertexAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 
-pytestmark = pytest.mark.anyio
 KINDS = ("gemini", "bedrock")
 PIXEL = bytes.fromhex("89504e470d0a1a0a")
 

@@ -14,14 +14,11 @@ from typing import Any
 import pytest
 from pydantic import AnyUrl, BaseModel, Field
 
-from fairtrial import Dataset, EvalSuite, Sample, exact_match
+from fairtrial import ConfigurationError, Dataset, EvalSuite, OpenAIAdapter, Sample, TokenUsage, agent_task, exact_match
 from fairtrial.data.attachment import BlobFolder
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial.data.session import ChatMessage, Session, ToolCall
 from fairtrial.errors import (
     BudgetExceededError,
-    ConfigurationError,
     InvalidCallError,
     MalformedReplyError,
     ModelUnavailableError,
@@ -42,17 +39,7 @@ from fairtrial.integrations.model_server import (
     ToolCallReply,
     Usage,
 )
-from fairtrial.models import (
-    AnthropicAdapter,
-    Budget,
-    OpenAIAdapter,
-    Prices,
-    RetryPolicy,
-    ScriptedAdapter,
-    agent_task,
-    model_from_name,
-)
-from fairtrial.models.adapter import ToolSpec
+from fairtrial.models import AnthropicAdapter, Budget, Prices, RetryPolicy, ScriptedAdapter, ToolSpec, model_from_name
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import VertexAdapter
 from fairtrial.models.judges import llm_judge, panel
@@ -61,8 +48,6 @@ from fairtrial.models.limiter import NO_RETRY, Unlimited, spent_in
 from fairtrial.models.pricing import UsageExtras, read_prices
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkAdapter
-
-pytestmark = pytest.mark.anyio
 
 FAST = RetryPolicy(attempts=3, rate_limited_attempts=1, base_seconds=0.001, max_seconds=0.002)
 WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalSuite, Sample, contains
+from fairtrial import Dataset, EvalReport, EvalSuite, OpenAIAdapter, Sample, agent_task, contains, llm_judge
 from fairtrial.data.session.events import (
     ANTHROPIC_ENDINGS,
     CHAT_ENDINGS,
@@ -24,15 +24,11 @@ from fairtrial.data.session.events import (
     ending_of,
 )
 from fairtrial.integrations.model_server import FaultRule, ModelServer, WrongShape
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter, RetryPolicy, agent_task
+from fairtrial.models import AnthropicAdapter, RetryPolicy, Unlimited
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.judges import RATING_VALUES, llm_judge
-from fairtrial.models.limiter import Unlimited
+from fairtrial.models.judges import RATING_VALUES
 from fairtrial.models.sdk import SdkAdapter
-from fairtrial.reports.report import EvalReport
-
-pytestmark = pytest.mark.anyio
 
 TABLES: Mapping[str, Mapping[str, Ending]] = {
     "chat": CHAT_ENDINGS,

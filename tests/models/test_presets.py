@@ -44,7 +44,6 @@ def test_every_provider_has_a_preset_here() -> None:
     assert {name.partition(":")[0] for name in PRESETS} == set(PROVIDERS)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", PRESETS)
 async def test_a_preset_holds_a_conversation_with_tools(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     protocol, key = PRESETS[name]

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, TokenUsage
 from fairtrial.models.pricing import Prices, _cost, is_known, priced, read_prices
 
 USED = TokenUsage(1000, 100, 500)

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fairtrial.data.attachment import Attachment
-from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.errors import ConfigurationError
+from fairtrial import Attachment, ChatMessage, ConfigurationError
 from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
 
 

@@ -13,9 +13,8 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import BaseModel, Field, TypeAdapter
 
-from fairtrial import Dataset, EvalSuite, Sample, contains
+from fairtrial import AnthropicAdapter, ChatMessage, Dataset, EvalSuite, OpenAIAdapter, Sample, agent_task, contains
 from fairtrial.data.attachment import BlobFolder
-from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,
@@ -38,14 +37,12 @@ from fairtrial.integrations.model_server import (
     StreamFailed,
     ToolCallReply,
 )
-from fairtrial.models import AgentEnded, AnthropicAdapter, OpenAIAdapter, agent_task
-from fairtrial.models.adapter import ToolSpec
+from fairtrial.models import AgentEnded, ToolSpec
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
 from fairtrial.models.sdk import SdkAdapter
 
-pytestmark = pytest.mark.anyio
 WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
 TYPES: Mapping[str, Any] = {
     "responses": ResponseCreateParamsNonStreaming,

@@ -18,14 +18,11 @@ import anyio.from_thread
 import pytest
 from pydantic import BaseModel, Field
 
+from fairtrial import ChatMessage, ConfigurationError, OpenAIAdapter, PromptExecuted, Session, TokenUsage, ToolCall
 from fairtrial.base.codec import to_json
 from fairtrial.data.attachment import Attachment, BlobFolder
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (
     BudgetExceededError,
-    ConfigurationError,
     DataError,
     InvalidCallError,
     MissingExtraError,
@@ -33,17 +30,11 @@ from fairtrial.errors import (
     OutputParseError,
 )
 from fairtrial.integrations.model_server import ModelServer, Reply, Rule, ToolCallReply, Usage
-from fairtrial.models.adapter import ToolSpec
-from fairtrial.models.anthropic import AnthropicAdapter
-from fairtrial.models.openai import OpenAIAdapter
-from fairtrial.models.prompt import MarkdownSection, PromptTemplate
-from fairtrial.models.schema import OutputRepaired
+from fairtrial.models import AnthropicAdapter, MarkdownSection, OutputRepaired, PromptTemplate, ToolSpec
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import UNPARSED, tool_message
 
 type MakeAdapter = Callable[..., SdkAdapter]
-
-pytestmark = pytest.mark.anyio
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalSuite, contains
+from fairtrial import Dataset, EvalSuite, OpenAIAdapter, PromptExecuted, TokenUsage, ToolInvoked, agent_task, contains
 from fairtrial.base.codec import dumps
-from fairtrial.data.session.events import PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.data.session.session import Session, restore_session
 from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import ConfigurationError, InvalidCallError
@@ -29,15 +28,10 @@ from fairtrial.integrations.model_server import (
     ToolsNeedResponses,
     Usage,
 )
-from fairtrial.models.agent import AgentEnded, agent_task
-from fairtrial.models.anthropic import AnthropicAdapter
-from fairtrial.models.cache import ResponseCache
+from fairtrial.models import AgentEnded, AnthropicAdapter, ResponseCache
 from fairtrial.models.limiter import NO_RETRY, Unlimited
-from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
-
-pytestmark = pytest.mark.anyio
 
 STYLES = ("chat", "responses", "anthropic")
 TURNS = 10

@@ -10,19 +10,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Sample,
-    Score,
-    Session,
-    contains,
-    open_store,
-    scoring,
-)
-from fairtrial.data.session.events import Retrieved
+from fairtrial import EvalConfig, EvalReport, EvalSuite, Sample, Score, Session, contains, open_store, scoring
+from fairtrial.data.session import ChatMessage, Retrieved
 from fairtrial.data.session.trajectory import Echo, Trajectory
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, collect_results, submit_dataset
 from fairtrial.integrations.model_server import (
@@ -35,20 +24,15 @@ from fairtrial.integrations.model_server import (
     ToolCallReply,
 )
 from fairtrial.mailbox import InMemoryMailbox
+from fairtrial.models import ResponseCache, ScriptedAdapter, Tool, agent_task
 from fairtrial.models import judges as judges_package
-from fairtrial.models.agent import agent_task
-from fairtrial.models.cache import ResponseCache
 from fairtrial.models.judges import checklist, label_judge, llm_judge, numeric_judge, pairwise_judge, panel
-from fairtrial.models.scripted import ScriptedAdapter
-from fairtrial.models.tools import Tool
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.scoring.evaluator import Case, resolve
 from tests.fleet.build import until
 from tests.fleet.processes import Processes
 from tests.models.conversation_process import DATA, adapter_of, mailboxes
 from tests.redis_server import RedisServer
-
-pytestmark = pytest.mark.anyio
 
 SECRET = "the-thought-nobody-may-grade"
 SCRIPT = str(Path(__file__).with_name("conversation_process.py"))

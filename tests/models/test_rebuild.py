@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalSuite, Sample, all_of, exact_match, open_store
-from fairtrial.models.judges import checklist, label_judge, llm_judge, numeric_judge, pairwise_judge, panel
+from fairtrial import Dataset, EvalSuite, Sample, ScriptedAdapter, all_of, exact_match, llm_judge, open_store
+from fairtrial.models.judges import checklist, label_judge, numeric_judge, pairwise_judge, panel
 from fairtrial.models.judges.checks import judge_notes, rebuild_prompt
-from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.scoring.evaluator import Scorer, resolve
 
 RATING = {"reason": "because", "rating": "good"}

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fairtrial.errors import ModelError
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter, RetryPolicy
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import RetryPolicy
 
 KEY = "sk-the-key-of-somebody-1234567890"
 
@@ -45,7 +44,6 @@ def redirecting() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("adapter", [OpenAIAdapter, AnthropicAdapter, GeminiAdapter, ConverseAdapter])
 async def test_a_provider_cannot_have_the_key_sent_to_another_host(
     redirecting: tuple[str, list[str]], adapter: Any

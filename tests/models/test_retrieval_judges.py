@@ -24,8 +24,6 @@ from fairtrial.models.judges.retrieval import average_precision, cosine
 from fairtrial.scoring.evaluator import Case
 from fairtrial.testing import session_of
 
-pytestmark = pytest.mark.anyio
-
 SAMPLE = Sample("q1", "When was the bridge built?", "It was built in 1932 by Bradfield.")
 FOUND = Retrieved("bridge built", ("The bridge opened in 1932.", "Bridges are long.", "Bradfield designed it."))
 SESSION = session_of(FOUND)

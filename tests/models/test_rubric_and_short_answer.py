@@ -18,8 +18,6 @@ from fairtrial.models.judges.rubric import rubric_share
 from fairtrial.models.judges.short_answer import LABELS
 from fairtrial.scoring.evaluator import Case
 
-pytestmark = pytest.mark.anyio
-
 ITEMS = {"Tells the reader to see a doctor.": 5.0, "Names the cause.": 3.0, "Gives a dose.": -8.0}
 
 

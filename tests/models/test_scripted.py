@@ -6,17 +6,10 @@ from typing import assert_type
 
 import pytest
 
-from fairtrial import Dataset, EvalSuite, exact_match
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
-from fairtrial.data.session.session import Session
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
+from fairtrial import ChatMessage, Dataset, EvalSuite, PromptExecuted, Session, TokenUsage, ToolCall, exact_match
 from fairtrial.errors import ConfigurationError, OutputParseError, RateLimitedError
+from fairtrial.models import MarkdownSection, OutputRepaired, PromptTemplate, ScriptedAdapter
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
-from fairtrial.models.prompt import MarkdownSection, PromptTemplate
-from fairtrial.models.schema import OutputRepaired
-from fairtrial.models.scripted import ScriptedAdapter
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairtrial import EvalReport, Metric, Sample, Score, open_store
+from fairtrial import EvalReport, EvalResult, Metric, Outcome, Sample, Score, TrialKey, open_store
 from fairtrial.store import RunRecord, RunStore
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome
 
 type Trial = Any
 """A value that is scored, the name of an error, or a whole score."""

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairtrial import EvalReport, EvalResult, Metric, Outcome, Sample, Score, TokenUsage, open_store
+from fairtrial import EvalReport, EvalResult, Metric, Outcome, Sample, Score, TokenUsage, TrialKey, open_store
 from fairtrial.store import RunRecord
-from fairtrial.trials.context import TrialKey
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=http://evil.example/x onerror=alert(1)> "

@@ -9,26 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fairtrial import (
-    AnalysisPlan,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Experiment,
-    GateRules,
-    Sample,
-    Score,
-    StopWhen,
-    TrialContext,
-    compare,
-    gate,
-    open_store,
-)
-from fairtrial.reports import SliceRule
-from fairtrial.reports.calibrate.calibrate import Calibration
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, Score, StopWhen, TrialContext, compare, gate
+from fairtrial.reports import AnalysisPlan, Calibration, Comparison, EvalReport, GateRules, SliceRule
 from fairtrial.reports.compare.compare import compare_columns
-from fairtrial.reports.compare.comparison import Comparison
 from fairtrial.reports.compare.methods import methods_paragraph
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns
@@ -38,6 +21,7 @@ from fairtrial.reports.plan.plan import PlanRequest, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 from fairtrial.reports.render.document import Cell, Conclusion, Document, Heading, Remarks, Table
 from fairtrial.reports.report.experiment import RunReport
+from fairtrial.store import open_store
 from fairtrial.store.notes import PlanNote, write_notes
 from tests.reports.build import stored
 from tests.reports.sides import GRADED, one, planned

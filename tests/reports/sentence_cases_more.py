@@ -9,29 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from fairtrial import (
-    AnalysisPlan,
-    EvalReport,
-    EvalResult,
-    Label,
-    Metric,
-    Sample,
-    Score,
-    StopWhen,
-    TrialKey,
-    calibrate,
-    compare,
-    gate,
-    open_store,
-    stats,
-)
+from fairtrial import AnalysisPlan, Label, Metric, Sample, Score, TrialKey, calibrate, compare, gate, open_store, stats
+from fairtrial.reports import EvalReport
 from fairtrial.reports.calibrate.document import judge_sentence
 from fairtrial.reports.figures.labels import smallest
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.leaderboard.leaderboard import rank_columns
-from fairtrial.stats import Preference, bradley_terry, heterogeneity
-from fairtrial.stats.resampling import signflip_interval
+from fairtrial.stats import Preference, bradley_terry, heterogeneity, signflip_interval
 from fairtrial.store.notes import SKIP, ReviewNote, write_notes
+from fairtrial.trials import EvalResult, StopWhen
 from tests.reports.build import stored
 from tests.reports.sentence_cases import case, columns, draw, passes, shown, stopped
 from tests.reports.sides import planned

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairtrial import EvalReport, Metric, Score, compare, gate, leaderboard, plan
-from fairtrial.errors import FairtrialError
+from fairtrial import EvalReport, FairtrialError, Metric, Score, compare, gate, leaderboard, plan
 from tests.reports.build import stored
 
 ERRORS = ("task_error", "timeout", "scorer_error", "dead_letter", "not_run")

@@ -10,29 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Experiment,
-    Metric,
-    Sample,
-    Score,
-    StopWhen,
-    TrialContext,
-    calibrate,
-    evaluate_sync,
-    open_store,
-    stats,
-)
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Label, Metric, Sample, Score, calibrate, open_store, stats
 from fairtrial.base.codec import dumps
 from fairtrial.errors import DataError
-from fairtrial.reports import Calibration
+from fairtrial.reports import Calibration, EvalReport
 from fairtrial.reports.figures.labels import UNKNOWN_DRAW
-from fairtrial.store.protocol import Label
-from fairtrial.trials.context import TrialKey
+from fairtrial.suites import evaluate_sync
+from fairtrial.trials import EvalConfig, Experiment, StopWhen, TrialContext, TrialKey
 
 pytestmark = pytest.mark.proves("R39")
 

@@ -11,9 +11,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fairtrial import GateRules, Metric, Score, gate, open_store, stats
+from fairtrial import ConfigurationError, ExperimentReport, GateRules, Metric, Score, gate, open_store, stats
 from fairtrial.base.frozen import FrozenList
-from fairtrial.errors import ConfigurationError, StoreError
+from fairtrial.errors import StoreError
 from fairtrial.reports.compare.pairing import pair
 from fairtrial.reports.figures import column_file
 from fairtrial.reports.figures.column_file import forget, open_columns, write_columns
@@ -23,7 +23,6 @@ from fairtrial.reports.figures.labels import CollectedLabels, draw_trials, keyed
 from fairtrial.reports.figures.metrics import MISSING, SCORED
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
 from fairtrial.reports.report import source_of
-from fairtrial.reports.report.experiment import ExperimentReport
 from fairtrial.store import RunStore
 from fairtrial.store.notes import ReviewNote
 from tests.reports.build import stored

@@ -21,18 +21,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fairtrial import Dataset, EvalReport, EvalSuite, Metric, Sample, Score, compare, exact_match, gate, open_store
-from fairtrial.data.session.events import TokenUsage
+from fairtrial import Dataset, EvalReport, EvalSuite, Metric, Sample, Score, TokenUsage, compare, exact_match, gate
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures import column_file, column_reader
 from fairtrial.reports.figures.column_file import ColumnFile, open_columns, write_columns
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import ExperimentSource, run_totals
-from fairtrial.store import RunRecord, RunStore
+from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.column_cache import cached_columns, column_path
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
+from fairtrial.trials import EvalResult, TrialKey
 
 SIDES = ("plain", "terse")
 BLOCK = 8  # Small, so that a few trials fill several blocks.

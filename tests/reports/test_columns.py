@@ -8,20 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    Metric,
-    Sample,
-    Score,
-    evaluate_sync,
-    exact_match,
-    open_store,
-    stats,
-)
+from fairtrial import Dataset, EvalConfig, Metric, Sample, Score, evaluate_sync, exact_match, open_store, stats
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports import by_metric
+from fairtrial.reports import EvalReport, by_metric
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns

@@ -8,9 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from fairtrial import GateRules, Score, compare, gate, stats
+from fairtrial import ConfigurationError, GateRules, Score, compare, gate, stats
 from fairtrial.base import formatting
-from fairtrial.errors import ConfigurationError
 from fairtrial.reports import by_metric
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.comparison import SHOWN

@@ -8,27 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    Experiment,
-    GateRules,
-    Sample,
-    Score,
-    StopWhen,
-    TrialContext,
-    compare,
-    evaluate_sync,
-    gate,
-    stats,
-)
+from fairtrial import Dataset, EvalReport, Experiment, GateRules, Sample, Score, compare, evaluate_sync, gate, stats
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import estimates
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.gate.gate import gate_columns
+from fairtrial.trials import EvalConfig, StopWhen, TrialContext
 
 DATA = Dataset([Sample(f"s{n}", n, 1.0) for n in range(400)])
 

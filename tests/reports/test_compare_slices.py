@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import compare, stats
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, compare, stats
 from fairtrial.reports import by_input, by_metric
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from fairtrial import Dataset, EvalReport, Metric, Score, all_of, compare, contains, evaluate_sync, exact_match
 from fairtrial.cli.command_failures import why
+from fairtrial.reports import ExperimentReport, group_by, summarize
 from fairtrial.reports import report as report_module
-from fairtrial.reports import summarize
-from fairtrial.reports.figures.summaries import group_by
-from fairtrial.reports.report import ExperimentReport
 from fairtrial.stats import mean_interval
 from tests.reports.build import stored
 from tests.reports.made import Made, made_report

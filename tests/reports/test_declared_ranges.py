@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalResult, GateRules, Metric, Score, compare, gate
+from fairtrial import EvalReport, EvalResult, GateRules, Metric, Score, compare, gate, open_store
 from fairtrial.fleet.messages import EvalReply
 from fairtrial.reports.figures import column_reader
 from fairtrial.reports.figures.column_reader import read_columns
-from fairtrial.reports.report import EvalReport, source_of
-from fairtrial.store import open_store
+from fairtrial.reports.report import source_of
 from tests.reports.build import Trial, graded, stored
 
 RNG = np.random.default_rng(3)

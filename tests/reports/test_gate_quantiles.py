@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from fairtrial import GateRules, gate
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, GateRules, gate
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED, measured_metric, parse_quantile, quantile_name
 from fairtrial.reports.figures.rules import SliceRule

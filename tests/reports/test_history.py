@@ -7,20 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import (
-    AnalysisPlan,
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    compare,
-    contains,
-    exact_match,
-    open_store,
-)
+from fairtrial import AnalysisPlan, ConfigurationError, Dataset, EvalConfig, EvalSuite, compare, contains, exact_match
+from fairtrial.reports import EvalReport
 from fairtrial.reports.figures.estimates import HistoryEstimate
-from fairtrial.store import RunStore
+from fairtrial.store import RunStore, open_store
 from tests.reports.build import Trial, stored
 from tests.reports.sides import planned
 

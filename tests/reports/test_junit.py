@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fairtrial import compare, gate
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, compare, gate
 from tests.reports.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
 
 

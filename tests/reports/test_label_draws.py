@@ -9,19 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import (
-    EvalReport,
-    EvalResult,
-    GateRules,
-    Label,
-    Sample,
-    Score,
-    TrialKey,
-    calibrate,
-    compare,
-    gate,
-    stats,
-)
+from fairtrial import EvalReport, EvalResult, GateRules, Label, Sample, Score, TrialKey, calibrate, compare, gate, stats
 from fairtrial.cli.label_file import read_labels
 from fairtrial.reports.calibrate.document import judge_sentence
 from fairtrial.reports.figures.labels import smallest

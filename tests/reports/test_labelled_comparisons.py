@@ -7,26 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Experiment,
-    GateRules,
-    Sample,
-    StopWhen,
-    TrialContext,
-    TrialKey,
-    compare,
-    gate,
-    open_store,
-)
+from fairtrial import ConfigurationError, Dataset, EvalReport, EvalSuite, GateRules, Sample, compare, gate, open_store
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns, LabelColumn
 from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.store.protocol import Label
+from fairtrial.trials import EvalConfig, Experiment, StopWhen, TrialContext, TrialKey
 
 pytestmark = pytest.mark.proves("R113", "R115")
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalReport, compare, leaderboard, open_store, stats
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, EvalReport, StopWhen, compare, leaderboard, open_store, stats
 from fairtrial.reports import Leaderboard
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns
@@ -19,7 +18,6 @@ from fairtrial.reports.figures.metrics import FAILED, SCORED
 from fairtrial.reports.leaderboard.leaderboard import mean_over_suites, rank_columns
 from fairtrial.reports.leaderboard.preferences import preferences
 from fairtrial.store.notes import AdaptiveNote
-from fairtrial.trials.config import StopWhen
 from tests.reports.build import graded, stored
 
 pytestmark = pytest.mark.proves("R148")

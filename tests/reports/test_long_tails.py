@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import GateRules, compare
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, GateRules, compare
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.comparison import MetricComparison
 from fairtrial.reports.compare.document import comparison_document

@@ -8,23 +8,11 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    AnalysisPlan,
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    GateRules,
-    StopWhen,
-    TrialContext,
-    compare,
-    exact_match,
-    gate,
-    open_store,
-)
+from fairtrial import AnalysisPlan, ConfigurationError, EvalSuite, GateRules, compare, exact_match, gate, open_store
+from fairtrial.data import Dataset
 from fairtrial.stats import holm
 from fairtrial.store.notes import PlanNote, write_notes
+from fairtrial.trials import EvalConfig, Experiment, StopWhen, TrialContext
 from tests.reports.build import stored
 from tests.reports.sides import GRADED, one, planned
 

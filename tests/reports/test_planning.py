@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalReport, open_store, plan, stats
+from fairtrial import ConfigurationError, EvalReport, open_store, plan, stats
 from fairtrial.base.formatting import round_samples
-from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.plan.plan import PlanRequest, SamplePlan, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide

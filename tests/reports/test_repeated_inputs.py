@@ -8,20 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Experiment,
-    GateRules,
-    Sample,
-    StopWhen,
-    TrialContext,
-    compare,
-    gate,
-    open_store,
-)
+from fairtrial import Dataset, EvalReport, EvalSuite, Experiment, GateRules, Sample, StopWhen, compare, gate, open_store
+from fairtrial.trials import EvalConfig, TrialContext
 
 pytestmark = pytest.mark.proves("R113")
 

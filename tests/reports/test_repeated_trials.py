@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
+from fairtrial import Dataset, EvalConfig, EvalResult, EvalSuite, Sample, TrialKey, exact_match, open_store
 from fairtrial.cli import command_show as screen
-from fairtrial.fleet import EvalLoop, collect_results, submit_dataset
-from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, collect_results, submit_dataset
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.reports.render.safe_text import executions_text
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.pages.trial import _facts
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -7,19 +7,9 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalResult,
-    EvalSuite,
-    Experiment,
-    Sample,
-    compare,
-    evaluate_sync,
-    exact_match,
-    open_store,
-)
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Sample, compare, evaluate_sync, exact_match, open_store
 from fairtrial.reports.report.results import Results
+from fairtrial.trials import EvalResult, Experiment
 from tests.reports.build import stored
 
 

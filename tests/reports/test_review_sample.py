@@ -8,16 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairtrial import Sample, Score
-from fairtrial.reports import EvalReport
-from fairtrial.reports.calibrate.calibrate import calibrate
+from fairtrial import EvalReport, EvalResult, Label, Sample, Score, TrialKey, calibrate, open_store
 from fairtrial.reports.figures.labels import draw_trials
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.store import RunRecord, RunStore, open_store
+from fairtrial.store import RunRecord, RunStore
 from fairtrial.store.notes import ReviewNote
-from fairtrial.store.protocol import Label
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 
 TRIALS, DRAWN, REVIEWS = 1_500, 60, 40
 

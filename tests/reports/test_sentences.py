@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairtrial import GateRules
 from fairtrial.base.formatting import rate
-from fairtrial.reports import SliceRule
+from fairtrial.reports import GateRules, SliceRule
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.estimates import estimates

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import EvalResult, Score
+from fairtrial import EvalResult, Score, TrialKey
 from fairtrial.reports import group_by, summarize
 from fairtrial.reports.figures.column_samples import StoredIds
 from fairtrial.reports.figures.error_groups import (
@@ -21,7 +21,6 @@ from fairtrial.reports.figures.error_groups import (
     traceback_of,
 )
 from fairtrial.reports.figures.labels import keyed_hash
-from fairtrial.trials.context import TrialKey
 from tests.reports.build import stored
 
 

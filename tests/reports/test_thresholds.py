@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import fairtrial.reports.figures
-from fairtrial import GateRules, calibrate, compare, gate, leaderboard
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, GateRules, calibrate, compare, gate, leaderboard
 from tests.reports.build import stored
 from tests.reports.sides import one, two
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import EvalReport, Sample, Score, ToolCall, ToolInvoked, TrialContext, evaluate_sync
-from fairtrial.data.session import ChatMessage
+from fairtrial import ChatMessage, EvalReport, Sample, Score, ToolCall, ToolInvoked, TrialContext, evaluate_sync
 from fairtrial.reports import tool_call_figures
 
 SCHEMAS = {"search": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}}

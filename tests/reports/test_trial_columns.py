@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fairtrial import Dataset, EvalReport, EvalSuite, Metric, Sample, Score, exact_match, open_store
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, Dataset, EvalReport, EvalSuite, Metric, Sample, Score, exact_match, open_store
 from fairtrial.reports.figures import trial_columns
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
 from fairtrial.store import RunStore

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairtrial import GateRules, Metric, Score, compare, stats
+from fairtrial import ConfigurationError, GateRules, Metric, Score, compare, stats
 from fairtrial.base import formatting
-from fairtrial.errors import ConfigurationError
 from fairtrial.reports.compare.compare import compare_columns
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fairtrial import Dataset, EvalSuite, Metric, Sample, Score, Trajectory, tool_called
-from fairtrial.models import ScriptedAdapter, agent_task
+from fairtrial import Dataset, EvalSuite, Metric, Sample, Score, ScriptedAdapter, Trajectory, agent_task, tool_called
 
 calls: list[Any] = []
 

@@ -11,21 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import (
-    Attachment,
-    ChatMessage,
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Sample,
-    Session,
-    ToolCall,
-    TrialContext,
-)  # fmt: skip
+from fairtrial import Attachment, ConfigurationError, Dataset, EvalConfig, EvalReport, EvalSuite, Sample, TrialContext
 from fairtrial.cli.app import invoke
-from fairtrial.data.session import restore_session
+from fairtrial.data.session import ChatMessage, Session, ToolCall, restore_session
 from fairtrial.data.session.session import TokenCall, check_tokens, record_tokens, token_calls
 from fairtrial.data.session.trajectory import from_chat
 from fairtrial.rl import export, groups, stitch

@@ -9,23 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Metric,
-    Sample,
-    Score,
-    Trajectory,
-    TrialKey,
-    open_store,
-)  # fmt: skip
+from fairtrial import ConfigurationError, Dataset, EvalReport, EvalSuite, Metric, Sample, Score, Trajectory, open_store
 from fairtrial.data.session import ChatMessage
 from fairtrial.rl import curve, diagnose, groups, hacking
 from fairtrial.rl.diagnose import HackingCheck, change
+from fairtrial.trials import EvalConfig, EvalResult, TrialKey
 from tests.rl.build import suite_of
 
 

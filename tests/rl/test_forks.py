@@ -8,25 +8,14 @@ from typing import Any, Self
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Sample,
-    current_trial,
-    exact_match,
-)  # fmt: skip
+from fairtrial import ConfigurationError, Dataset, EvalReport, EvalResult, EvalSuite, Sample, current_trial, exact_match
 from fairtrial.base.sync_bridge import call_sync
 from fairtrial.models import ScriptedAdapter, agent_task
 from fairtrial.rl import checkpoints, fork, groups, turn_values
 from fairtrial.testing import check_environment
-from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved
+from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved, EvalConfig
 from tests.rl.build import Lock, Presser, opened
 
-pytestmark = pytest.mark.anyio
 registry = EnvironmentRegistry(Lock)
 data: Dataset[str, Any] = Dataset([Sample("s", "open it")])
 

@@ -10,23 +10,12 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    ConfigurationError,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Experiment,
-    Metric,
-    Score,
-    TrialKey,
-    exact_match,
-    open_store,
-)
+from fairtrial import ChatMessage, ConfigurationError, EvalReport, EvalSuite, Metric, Score, exact_match, open_store
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.rl import Group, advantages, best_at_k, groups
 from fairtrial.stats import pass_at_k
 from fairtrial.suites.worker import run_worker
+from fairtrial.trials import EvalResult, Experiment, TrialKey
 from tests.rl.build import guess, questions, suite_of
 
 

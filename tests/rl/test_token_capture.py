@@ -11,16 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Sample,
-    TrialContext,
-)
+from fairtrial import ChatMessage, ConfigurationError, Dataset, EvalConfig, EvalReport, EvalSuite, Sample, TrialContext
 from fairtrial.data.session.session import TokensSampled
 from fairtrial.errors import InvalidCallError
 from fairtrial.integrations.model_server import (

@@ -15,13 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import ConfigurationError, Dataset, Metric, Sample, Score, TrialContext, exact_match
-from fairtrial.data.session import ChatMessage
+from fairtrial import ChatMessage, ConfigurationError, Dataset, Metric, Sample, Score, TrialContext, exact_match
 from fairtrial.models import BaseAdapter, ModelCall, ModelReply, ResponseCache, ScriptedAdapter, agent_task
 from fairtrial.rl import DataBuffer, MetricLog, Rollout, TrainConfig, advantages, generate_rollouts, rollout, train
 from tests.rl.build import Lock, Presser, guess, judge, opened, questions
-
-pytestmark = pytest.mark.anyio
 
 
 class Counting(BaseAdapter):

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import ChatMessage, ConfigurationError, EvalSuite, exact_match, rl
+from fairtrial import ChatMessage, ConfigurationError, EvalSuite, OpenAIAdapter, exact_match, rl
 from fairtrial.base.sync_bridge import call_sync
 from fairtrial.integrations.model_server import (
     FaultRule,
@@ -22,7 +22,6 @@ from fairtrial.integrations.model_server import (
     TokensDamaged,
     ToolCallReply,
 )
-from fairtrial.models import OpenAIAdapter
 from fairtrial.rl.local_model import parse_tool_calls
 from fairtrial.rl.trl import METRICS, REWARD
 from tests.rl import reward_suites

@@ -33,8 +33,6 @@ from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
-pytestmark = pytest.mark.anyio
-
 NARROW = StopWhen(narrower_than=0.2, shuffle=False)
 DECIDE = StopWhen(decides=("baseline", "terse"), shuffle=False)
 PAIR = (Experiment("baseline"), Experiment("terse"))

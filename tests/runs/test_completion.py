@@ -33,8 +33,6 @@ from fairtrial.store.column_cache import cached_columns
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import NO_SAMPLES, Committed
 
-pytestmark = pytest.mark.anyio
-
 
 def numbers(count: int) -> Dataset[int, int]:
     return Dataset([Sample(f"s{i}", i, i) for i in range(count)], name="numbers")

@@ -34,8 +34,6 @@ from fairtrial.models import (
 from fairtrial.models.judges import llm_judge
 from fairtrial.store import RunStore, open_store
 
-pytestmark = pytest.mark.anyio
-
 GOOD = {"reason": "r", "rating": "good"}
 ASK = PromptTemplate[str](key="ask", sections=[MarkdownSection[None]("", "$question")])
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ import pytest
 
 from fairtrial import EvalReport, open_store
 from tests.servers import PostgresServer
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """A server this test alone may restart."""
-    with PostgresServer() as server:
-        yield server
-
 
 SCRIPT = Path(__file__).with_name("suite_to_kill.py")
 

@@ -14,8 +14,6 @@ from fairtrial.runs import opening, run_lease
 from fairtrial.runs.runner import Interrupt, execute_run
 from tests.runs.doubles import doubles
 
-pytestmark = pytest.mark.anyio
-
 
 class Counting:
     """A task that counts its calls and fails at one of them."""

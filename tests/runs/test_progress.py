@@ -233,7 +233,6 @@ def test_a_run_in_a_program_shows_its_progress_when_asked(capsys: pytest.Capture
     assert "2 of 2 trials" in capsys.readouterr().err
 
 
-@pytest.mark.anyio
 async def test_an_awaited_run_shows_its_progress_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     suite = EvalSuite("letters", Dataset.of({"a": "A"}), str.upper, exact_match)
     await suite.run(store="memory:", progress=True)

@@ -23,8 +23,6 @@ from fairtrial import (
 from fairtrial.runs import EvalRunCompleted, RunEvent
 from tests.runs.doubles import double, doubles
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.proves("R47")
 async def test_reports_are_sliced_by_metadata_by_metric_and_by_any_function() -> None:

@@ -32,8 +32,6 @@ from fairtrial.models import ResponseCache, ScriptedAdapter
 from fairtrial.models.judges import llm_judge
 from fairtrial.store.memory import MemoryStore
 
-pytestmark = pytest.mark.anyio
-
 ONE = EvalConfig(max_concurrent=1)
 
 

@@ -36,8 +36,6 @@ from fairtrial.errors import RunMismatchError
 from fairtrial.reports.figures.metrics import code_versions
 from fairtrial.runs.events import EvalRunStarted, ResumeWarning, RunEvent, SampleEvaluated
 
-pytestmark = pytest.mark.anyio
-
 
 def doubles(count: int, *, factor: int = 2) -> Dataset[int, int]:
     return Dataset([Sample(f"s{i}", i, factor * i) for i in range(count)], name="doubles")

@@ -64,7 +64,6 @@ def test_with_retried_errors_a_trial_without_its_trace_is_executed_again(stored:
     assert found.costs() == {1: 1.5, 3: 2.0, 5: 0.0}
 
 
-@pytest.mark.anyio
 async def test_the_trials_come_with_what_is_to_be_scored(stored: tuple[RunStore, RunRecord]) -> None:
     found = retry_set(stored, retry_errors=True)
     trials = [trial async for trial in found.trials()]

@@ -66,18 +66,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lease, "_POLL_SECONDS", 0.05)
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty store that several processes can open."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/runs.db"
-    server: PostgresServer = request.getfixturevalue("postgres")
+    server: PostgresServer = request.getfixturevalue("own_postgres")
     return server.new_database()
 
 

@@ -14,8 +14,6 @@ from fairtrial.runs.scheduler import Limits, RepeatedErrors, Stop
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.context import TrialKey
 
-pytestmark = pytest.mark.anyio
-
 
 def result(place: int = 0, outcome: Any = "scored", *, experiment: str = "baseline", **facts: Any) -> EvalResult:
     score = Score(1.0) if outcome == "scored" else None

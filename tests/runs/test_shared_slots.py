@@ -10,8 +10,6 @@ from fairtrial.runs import scheduler
 from fairtrial.runs.scheduler import SharedSlots
 from fairtrial.trials.context import current_slot, slot_released
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_waiting_trials_let_others_run_and_never_too_many_run() -> None:
     left, done = list(range(40)), list[int]()

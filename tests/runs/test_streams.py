@@ -14,8 +14,6 @@ from fairtrial.errors import RunMismatchError
 from fairtrial.store import RunRecord, RunStore
 from tests.runs.doubles import double, doubles
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.proves("R112", "R100")
 async def test_results_stream_out_as_they_come() -> None:

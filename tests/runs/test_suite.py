@@ -44,8 +44,6 @@ from fairtrial.runs.events import observe_every_run
 from tests.records import changeable
 from tests.runs.doubles import double, doubles
 
-pytestmark = pytest.mark.anyio
-
 
 class Recorder:
     """An observer that keeps what it is told."""

@@ -21,8 +21,6 @@ from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.context import TrialKey
 from tests.runs.doubles import double, doubles
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def anyio_backend() -> str:

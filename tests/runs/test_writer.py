@@ -19,8 +19,6 @@ from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
 from fairtrial.trials.context import TrialKey
 
-pytestmark = pytest.mark.anyio
-
 
 def doubles(count: int) -> Dataset[int, int]:
     return Dataset([Sample(f"s{i}", i, 2 * i) for i in range(count)], name="doubles")

@@ -29,7 +29,6 @@ def test_block_42_a_jsonl_file_of_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("R154")
-@pytest.mark.anyio
 async def test_block_45_mailboxes_and_factories_take_a_client_of_redis_and_a_reply_resolver(
     redis_server: RedisServer,
 ) -> None:

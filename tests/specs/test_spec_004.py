@@ -183,7 +183,6 @@ class Calculator:
 
 
 @pytest.mark.proves("R98")
-@pytest.mark.anyio
 async def test_blocks_80_81_an_environment_is_known_by_its_methods_and_its_kind_in_either_spelling() -> None:
     environment = Calculator()
     assert isinstance(environment, Environment)

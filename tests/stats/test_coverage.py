@@ -9,12 +9,11 @@ from scipy import stats as scipy_stats
 
 from benchmarks.coverage_designs import draw_outcomes, draw_rates
 from benchmarks.coverage_designs.comparisons import worst_coverage
-from fairtrial import stats
+from fairtrial import GateRules, stats
 from fairtrial.base.rates import FEW_OUTCOMES
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.compare.verdicts import AdjustedDifference, verdict_of
 from fairtrial.reports.figures.columns import Columns
-from fairtrial.reports.figures.rules import GateRules
 from fairtrial.reports.gate.gate import gate_columns
 
 pytestmark = pytest.mark.proves("R44")

@@ -245,7 +245,6 @@ def test_a_backup_replaces_no_file_and_a_damaged_store_is_not_backed_up(tmp_path
     store.close()
 
 
-@pytest.mark.anyio
 async def test_old_answers_of_the_response_cache_are_pruned(tmp_path: Path) -> None:
     clock = FakeClock()
     cache = ResponseCache(tmp_path / "responses.db", clock=clock)

@@ -37,18 +37,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
-        yield started
-
-
 @pytest.fixture
-def fleet(tmp_path: Path, server: RedisServer) -> Iterator[Processes]:
-    with Processes(tmp_path, server.url, traced=True, samples=200, log=tmp_path / "executed") as processes:
+def fleet(tmp_path: Path, redis_url: str) -> Iterator[Processes]:
+    with Processes(tmp_path, redis_url, traced=True, samples=200, log=tmp_path / "executed") as processes:
         yield processes
-    with server.client() as client:
-        client.flushall()
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,6 @@ def questions(suite_name: str = "asked", **options: Any) -> EvalSuite:
     )
 
 
-@pytest.mark.anyio
 @pytest.mark.proves("R49", "R59", "R60")
 async def test_a_worker_runs_the_suites_tasks_with_their_types_parameters_and_lifespan() -> None:
     broker = MemoryBroker()
@@ -91,7 +82,6 @@ async def test_a_worker_runs_the_suites_tasks_with_their_types_parameters_and_li
     assert loops[0].counters.finished == 60
 
 
-@pytest.mark.anyio
 async def test_the_labels_of_a_run_reach_the_sessions_on_workers() -> None:
     def labels(number: int, ctx: TrialContext) -> dict[str, str]:
         return dict(ctx.session.tags)
@@ -112,7 +102,6 @@ async def test_the_labels_of_a_run_reach_the_sessions_on_workers() -> None:
     assert fleet.output.keys() == local.output.keys()
 
 
-@pytest.mark.anyio
 async def test_workers_with_other_code_refuse_and_those_that_allow_drift_do_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -134,7 +123,6 @@ async def test_workers_with_other_code_refuse_and_those_that_allow_drift_do_not(
     assert loops[0].counters.refused > 0
 
 
-@pytest.mark.anyio
 async def test_workers_may_write_the_store_themselves_and_the_client_finds_the_results_there(tmp_path: Path) -> None:
     broker, url = MemoryBroker(), f"{tmp_path}/runs.db"
     loops: list[EvalLoop] = []
@@ -252,14 +240,14 @@ def test_a_worker_told_to_end_finishes_what_is_in_flight_and_hands_over_the_rest
 
 
 def test_an_interrupted_client_withdraws_its_requests_and_says_how_to_resume(
-    fleet: Processes, tmp_path: Path, server: RedisServer
+    fleet: Processes, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     fleet.worker(sleep="0.1,0.2")
     client = fleet.client(f"{tmp_path}/runs.db")
     wait_for_lines(tmp_path / "executed", 30)
     assert end(client, number=signal.SIGINT) == -signal.SIGINT
     assert "Resume it with: python" in fleet.logs()
-    with server.client() as redis:
+    with redis_server.client() as redis:
         assert redis.xlen("{fairtrial:fleet-test.requests}:stream") <= 20  # What is in flight, and no more.
     store = open_store(f"{tmp_path}/runs.db")
     assert [run.status for run in store.runs()] == ["interrupted"]
@@ -307,7 +295,6 @@ def test_a_trial_that_stalls_the_interpreter_of_its_worker_is_an_error_and_the_o
     assert "fleet_suite.py" in logs.partition("Fatal Python error")[2]  # The stack says where.
 
 
-@pytest.mark.anyio
 async def test_a_suspected_trial_has_the_suites_lifespan() -> None:
     request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", Question("why 1"), "shared: why 1?"), 3, 1)
     sent: list[Any] = []
@@ -336,7 +323,6 @@ suite = EvalSuite("alone", Dataset([Sample("s", 1, 1)]), echo, exact_match, life
 """
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("fault", ["no database today", "fails when it is imported", ""])
 async def test_a_suspect_is_not_dead_lettered_because_its_process_could_not_begin_or_close(
     tmp_path: Path, fault: str

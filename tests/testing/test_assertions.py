@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    TrialContext,
-    exact_match,
-    open_store,
-)
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Experiment, TrialContext, exact_match, open_store
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.testing import assert_eval, eval_test
+from fairtrial.trials import EvalConfig
 
 
 def answer(question: str, ctx: TrialContext) -> str:

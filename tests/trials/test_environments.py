@@ -136,7 +136,6 @@ def test_tools_and_close_are_optional_and_close_may_be_async() -> None:
 
 
 @pytest.mark.proves("R98")
-@pytest.mark.anyio
 async def test_a_run_goes_on_from_the_states_that_another_run_saved() -> None:
     registry = EnvironmentRegistry(Notebook)
 

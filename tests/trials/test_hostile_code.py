@@ -25,8 +25,6 @@ from fairtrial.trials.run_trial import run_trial
 from fairtrial.trials.task import task
 from tests.trials.build import KEY, answer, rules, trial
 
-pytestmark = pytest.mark.anyio
-
 
 def five(given: str) -> str:
     raise ValueError("five!")

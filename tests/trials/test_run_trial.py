@@ -37,8 +37,6 @@ from fairtrial.trials.run_trial import AttemptFailed, run_trial, score_again
 from fairtrial.trials.task import task
 from tests.trials.build import KEY, answer, rules, trial
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass(frozen=True)
 class Answer:

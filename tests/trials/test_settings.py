@@ -22,8 +22,6 @@ from fairtrial.trials.context import (
     trial_span_id,
 )
 
-pytestmark = pytest.mark.anyio
-
 AnyRule: Any = StopWhen
 AnyConfig: Any = EvalConfig
 NARROW = StopWhen(0.1)

@@ -17,8 +17,6 @@ from fairtrial.trials.context import CollectedTrace, TrialContext, TrialKey, tra
 from fairtrial.trials.result import EvalResult
 from tests.trials.build import KEY, answer, rules, trial
 
-pytestmark = pytest.mark.anyio
-
 
 def spans(name: str, problem: str | None = None) -> CollectedTrace:
     session = Session()

@@ -10,34 +10,14 @@ from uuid import UUID
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalContext,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Evaluator,
-    Experiment,
-    Metric,
-    Sample,
-    Score,
-    Session,
-    SessionView,
-    ToolInvoked,
-    Trajectory,
-    contains,
-    evaluator,
-    exact_match,
-    sync,
-    tool_called,
-)
+from fairtrial import EvalReport, EvalResult, EvalSuite, Experiment, Sample, Score, Session, ToolInvoked, contains, sync
 from fairtrial.base.codec import decode, from_json
-from fairtrial.data import load_jsonl
-from fairtrial.data.session import SliceView, restore_session
+from fairtrial.data import Dataset, load_jsonl
+from fairtrial.data.session import SessionView, SliceView, Trajectory, restore_session
 from fairtrial.fleet import EvalRequest
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.scoring import SessionEvaluator
+from fairtrial.scoring import EvalContext, Evaluator, Metric, SessionEvaluator, evaluator, exact_match, tool_called
 
 
 @dataclass(frozen=True)

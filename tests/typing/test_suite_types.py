@@ -10,38 +10,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_type
 
-import pytest
-
-from fairtrial import (
-    Dataset,
-    EvalContext,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Evaluator,
-    Experiment,
-    Sample,
-    Score,
-    SessionView,
-    Trajectory,
-    TrialContext,
-    all_of,
-    any_of,
-    contains,
-    evaluate,
-    evaluate_sync,
-    evaluator,
-    exact_match,
-    llm_judge,
-    matches,
-    negate,
-    sync,
-    tool_called,
-    weighted,
-)
+from fairtrial import EvalReport, Evaluator, Score, all_of, any_of, contains, llm_judge, matches, negate, sync, weighted
+from fairtrial.data import Dataset, Sample
+from fairtrial.data.session import SessionView, Trajectory
 from fairtrial.fleet import MainLoop
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, agent_task, prompt_task
-from fairtrial.scoring import composite, fuzzy_match, json_schema, json_subset, token_usage_under, within_tolerance
+from fairtrial.scoring import (
+    EvalContext,
+    composite,
+    evaluator,
+    exact_match,
+    fuzzy_match,
+    json_schema,
+    json_subset,
+    token_usage_under,
+    tool_called,
+    within_tolerance,
+)
+from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
+from fairtrial.trials import EvalResult, Experiment, TrialContext
 
 
 @dataclass(frozen=True)
@@ -155,7 +142,6 @@ def test_a_report_knows_the_type_of_the_outputs() -> None:
     assert report.results[0].output == Answer(4)
 
 
-@pytest.mark.anyio
 async def test_evaluate_knows_the_type_of_the_outputs() -> None:
     report = await evaluate(QUESTIONS, answer_later, is_right)
     assert_type(report, EvalReport[Answer])

@@ -13,12 +13,9 @@ from urllib.parse import quote
 
 import pytest
 
-from fairtrial import Metric, Sample, Score, Session, TokenUsage
-from fairtrial.data.session.events import PromptExecuted, ToolInvoked
+from fairtrial import EvalResult, Metric, PromptExecuted, Sample, Score, Session, TokenUsage, ToolInvoked, TrialKey
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.store import RunRecord, RunStore, open_store
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.serve import ServeOptions, ViewServer
 
 SAMPLES = 40

@@ -6,14 +6,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fairtrial import Metric, Sample, Score, Session, TokenUsage
+from fairtrial import ChatMessage, EvalResult, Label, Metric, Sample, Score, Session, TokenUsage, ToolCall, TrialKey
 from fairtrial.data.session.events import PromptExecuted, ToolInvoked
-from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
-from fairtrial.store.protocol import Label
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from tests.viewer.conftest import record
 
 AWAY = "http://127.0.0.1:9/"

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from fairtrial.store import open_store
+from fairtrial import Label, TrialKey, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
-from fairtrial.store.protocol import Label
-from fairtrial.trials.context import TrialKey
 from fairtrial.viewer.review import review_code
 from tests.viewer.conftest import Viewed, add_running_run, add_support_runs, open_session, start_server
 

@@ -15,13 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Sample, Score
-from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.reports import EvalReport
-from fairtrial.reports.compare.compare import compare
-from fairtrial.store import open_store
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
+from fairtrial import ChatMessage, EvalReport, EvalResult, Sample, Score, TrialKey, compare, open_store
 from fairtrial.viewer.access import HEADERS
 from fairtrial.viewer.app import routes
 from fairtrial.viewer.pages.context import Viewer

@@ -15,15 +15,11 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
-from fairtrial.errors import ConfigurationError
-from fairtrial.reports import EvalReport
-from fairtrial.reports.calibrate.calibrate import calibrate
+from fairtrial import ConfigurationError, EvalReport, Label, TrialKey, calibrate, open_store
 from fairtrial.reports.figures.labels import draw_trials, keyed_hash
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.store import RunStore, open_store
+from fairtrial.store import RunStore
 from fairtrial.store.notes import ReviewNote, write_notes
-from fairtrial.store.protocol import Label
-from fairtrial.trials.context import TrialKey
 from fairtrial.viewer.access import Access, check_reviewers, kept_secrets
 from fairtrial.viewer.review import (
     RESERVED_SECONDS,

@@ -17,8 +17,7 @@ from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
 import pytest
 
-from fairtrial import open_store
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, open_store
 from fairtrial.viewer import access as guard
 from fairtrial.viewer import serve as connections
 from fairtrial.viewer.access import SESSION_SECONDS, Access, Sessions, check_token, same_secret

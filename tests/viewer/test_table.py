@@ -13,10 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairtrial import Metric, Sample, Score, TokenUsage, open_store
+from fairtrial import EvalResult, Metric, Sample, Score, TokenUsage, TrialKey, open_store
 from fairtrial.reports.figures.trial_columns import TrialColumns
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from fairtrial.viewer import trial_table
 from fairtrial.viewer.question import STATES, Question, Span
 from fairtrial.viewer.trial_table import chosen_ordinals, count_trials, find_page, neighbours

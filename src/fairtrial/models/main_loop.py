@@ -14,7 +14,6 @@ from typing_extensions import TypeVar
 
 from fairtrial.base.codec import dumps
 from fairtrial.base.offload import DaemonThreads
-from fairtrial.base.sync_bridge import call_sync
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import ControlDispatcher, Session
 from fairtrial.data.session.trajectory import ChatMessage
@@ -39,7 +38,7 @@ class TaskLoop(Generic[InputT, OutputT]):
                 return Prompt(TEMPLATE).bind(Question(input)), Session()
 
         loop = Answer(adapter=OpenAIAdapter(model="gpt-4o-mini"))       # or MainLoop(my_function)
-        response, session = loop.execute_sync("Why?")
+        response, session = asyncio.run(loop.execute("Why?"))
 
     A main loop can be the task of a suite; the events of its own session are then added to that of the trial.
 
@@ -95,10 +94,6 @@ class TaskLoop(Generic[InputT, OutputT]):
             return _response(output), context.session
         prompt, session = await self._initialized(input)
         return await self._evaluate(prompt, session), session
-
-    def execute_sync(self, input: InputT) -> tuple[PromptResponse[OutputT], Session]:
-        """Blocking version of `execute`."""
-        return call_sync(partial(self.execute, input))
 
     def as_task(self) -> Callable[[InputT, TrialContext], Awaitable[OutputT]]:
         """Return the loop as a task; called by `EvalSuite(task=loop)`."""

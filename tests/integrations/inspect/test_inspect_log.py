@@ -8,24 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Experiment,
-    Metric,
-    Sample,
-    Score,
-    TokenUsage,
-    TrialContext,
-    open_store,
-)
-from fairtrial.data.session.events import PromptExecuted
-from fairtrial.data.session.trajectory import ToolCall
+from fairtrial import ChatMessage, Dataset, EvalReport, EvalSuite, Metric, Sample, Score, TokenUsage, open_store
+from fairtrial.data.session import PromptExecuted, ToolCall
 from fairtrial.integrations.inspect import write_log
 from fairtrial.runs.imported import load_importer, store_run
+from fairtrial.trials import EvalConfig, Experiment, TrialContext
 
 
 def answer(question: str, ctx: TrialContext) -> str:

@@ -82,7 +82,6 @@ def test_cached_tokens_are_apart_from_the_input_tokens(client: anthropic.Anthrop
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (100, 900, 20)
 
 
-@pytest.mark.anyio
 async def test_the_async_client_gets_the_same_answer(
     async_client: anthropic.AsyncAnthropic, client: anthropic.Anthropic
 ) -> None:
@@ -176,7 +175,6 @@ def test_the_streaming_helper_rebuilds_the_whole_message(client: anthropic.Anthr
     assert rebuilt.usage.output_tokens == whole.usage.output_tokens
 
 
-@pytest.mark.anyio
 async def test_an_async_stream_comes_in_pieces(async_client: anthropic.AsyncAnthropic) -> None:
     async with async_client.messages.stream(model="small", max_tokens=50, messages=HELLO) as stream:
         assert [text async for text in stream.text_stream] == ["Hello, ", "good ", "world"]
@@ -186,7 +184,6 @@ def test_the_models_are_listed(client: anthropic.Anthropic) -> None:
     assert [(model.id, model.type) for model in client.models.list()] == [("small", "model"), ("large", "model")]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [

@@ -81,7 +81,6 @@ def test_a_server_in_a_thread_lives_as_long_as_its_block() -> None:
         server.base_url
 
 
-@pytest.mark.anyio
 async def test_a_server_in_the_running_loop_lives_as_long_as_its_block() -> None:
     async with ModelServer() as server, aiohttp.ClientSession() as session:
         assert await status(session, server.base_url) == 200
@@ -102,7 +101,6 @@ def test_a_running_server_cannot_be_started_twice() -> None:
         server.__enter__()
 
 
-@pytest.mark.anyio
 async def test_a_running_server_cannot_be_started_twice_in_a_loop() -> None:
     async with ModelServer() as server:
         with pytest.raises(RuntimeError, match="running already"):
@@ -132,7 +130,6 @@ def test_it_listens_on_ipv6_too() -> None:
         assert ask(server.base_url) == "hi"
 
 
-@pytest.mark.anyio
 async def test_a_server_that_stops_cuts_off_slow_answers() -> None:
     async with aiohttp.ClientSession() as session:
         async with ModelServer(latency=60) as server:
@@ -158,7 +155,6 @@ except ImportError as problem:
     assert 'pip install "fairtrial[testing]"' in ran.stdout
 
 
-@pytest.mark.anyio
 async def test_counters_say_what_happened() -> None:
     async with ModelServer(faults=ServerFailed(503), latency=0.05) as server, aiohttp.ClientSession() as session:
         assert set(await asyncio.gather(*(status(session, server.base_url) for _ in range(8)))) == {503}
@@ -168,7 +164,6 @@ async def test_counters_say_what_happened() -> None:
         assert (stats.input_tokens, stats.output_tokens, stats.connections) == (0, 0, 8)
 
 
-@pytest.mark.anyio
 async def test_counters_are_shown_over_http_and_reset() -> None:
     async with ModelServer(["one", "two"]) as server, aiohttp.ClientSession() as session:
         await status(session, server.base_url, "12345")
@@ -183,7 +178,6 @@ async def test_counters_are_shown_over_http_and_reset() -> None:
         assert server.requests()[0].number == 1
 
 
-@pytest.mark.anyio
 async def test_one_connection_carries_many_requests() -> None:
     async with (
         ModelServer() as server,
@@ -204,7 +198,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 async def test_the_prompt_is_kept_exactly_as_it_was_sent(text: str) -> None:
     fenced = f"Judge this:\n<fence-17>\n{text}\n</fence-17>\nIs it good?"
@@ -233,7 +226,6 @@ def test_the_log_forgets_the_oldest_beyond_its_limits() -> None:
             assert [request.last_user for request in server.requests()] == [text]
 
 
-@pytest.mark.anyio
 async def test_the_log_can_be_read_from_a_number_on() -> None:
     async with ModelServer() as server, aiohttp.ClientSession() as session:
         for text in ("one", "two", "three"):
@@ -259,7 +251,6 @@ def test_keys_are_not_kept() -> None:
             assert "x-stainless-retry-count" in request.headers
 
 
-@pytest.mark.anyio
 async def test_above_the_concurrency_cap_requests_are_refused() -> None:
     released = asyncio.Event()
 
@@ -283,7 +274,6 @@ async def test_above_the_concurrency_cap_requests_are_refused() -> None:
     assert (stats.by_fault, stats.by_status) == ({"concurrency_cap": 4}, {429: 4, 200: 4})
 
 
-@pytest.mark.anyio
 async def test_above_the_quota_requests_are_refused() -> None:
     # One request in a thousand seconds: no pause of this machine can earn a second one.
     async with (

@@ -107,14 +107,12 @@ def test_a_reply_may_claim_any_usage(client: openai.OpenAI) -> None:
     assert claimed == (1000, 20, 900)
 
 
-@pytest.mark.anyio
 async def test_the_async_client_gets_the_same_answer(async_client: openai.AsyncOpenAI, client: openai.OpenAI) -> None:
     from_async = await async_client.chat.completions.create(model="small", messages=HELLO)
     from_sync = client.chat.completions.create(model="small", messages=HELLO)
     assert from_async.model_dump(exclude={"id"}) == from_sync.model_dump(exclude={"id"})
 
 
-@pytest.mark.anyio
 async def test_the_sdk_works_over_its_aiohttp_transport(server: ModelServer) -> None:
     http = openai.DefaultAioHttpClient()
     async with openai.AsyncOpenAI(
@@ -222,7 +220,6 @@ def test_a_stream_with_usage_ends_with_it(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-@pytest.mark.anyio
 async def test_the_streaming_helper_puts_tool_calls_together(async_client: openai.AsyncOpenAI) -> None:
     async with async_client.chat.completions.stream(
         model="small", messages=ask("the weather?"), tools=[WEATHER]
@@ -234,7 +231,6 @@ async def test_the_streaming_helper_puts_tool_calls_together(async_client: opena
     assert final.choices[0].finish_reason == "tool_calls"
 
 
-@pytest.mark.anyio
 async def test_an_interval_between_events_keeps_their_order(async_client: openai.AsyncOpenAI) -> None:
     async with ModelServer("a b c", stream_interval=0.001) as own:
         client = async_client.with_options(base_url=own.base_url + "/v1")
@@ -289,7 +285,6 @@ def test_an_unknown_address_is_not_found(client: openai.OpenAI) -> None:
         client.moderations.create(model="small", input="x")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("body", "problem"),
     [

@@ -84,7 +84,6 @@ def test_a_predicate_decides_from_the_request() -> None:
     assert faulty(plan) == [999, 1000]
 
 
-@pytest.mark.anyio
 async def test_two_servers_of_one_seed_fail_the_same_requests_at_any_concurrency() -> None:
     rules = [FaultRule(RateLimited(), 0.2, by="content"), FaultRule(ServerFailed(), 0.2, by="content")]
 

@@ -43,43 +43,36 @@ async def said(replies: Replies, *requests: ParsedRequest) -> list[str]:
     return [(await speaker.reply(one)).content for one in requests]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("replies", [None, [], ()])
 async def test_no_replies_mean_an_echo(replies: Replies) -> None:
     assert await said(replies, request("a"), request("b", "x", "c"), request()) == ["a", "c", ""]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("replies", ["always", Reply("always"), lambda asked: "always", Rule("", "always")])
 async def test_one_reply_answers_everything(replies: Replies) -> None:
     assert await said(replies, request("a"), request("b")) == ["always", "always"]
 
 
-@pytest.mark.anyio
 async def test_a_list_of_replies_is_said_in_order_and_then_echoes() -> None:
     assert await said(["one", Reply("two")], *[request("x")] * 3) == ["one", "two", "x"]
 
 
-@pytest.mark.anyio
 async def test_a_script_may_repeat_its_last_reply() -> None:
     assert await said(Script(("one", "two"), then="repeat_last"), *[request("x")] * 4) == ["one", "two", "two", "two"]
 
 
-@pytest.mark.anyio
 async def test_a_script_per_conversation_has_a_place_in_each() -> None:
     script = Script(("one", "two"), per="conversation")
     anna, bert = request("anna"), request("bert")
     assert await said(script, anna, bert, anna, bert, anna) == ["one", "one", "two", "two", "anna"]
 
 
-@pytest.mark.anyio
 async def test_a_script_per_turn_gives_a_retried_request_the_same_reply() -> None:
     script = Script(("one", "two"), per="turn")
     first, second = request("q"), request("q", "one", "more")
     assert await said(script, first, first, second, second) == ["one", "one", "two", "two"]
 
 
-@pytest.mark.anyio
 async def test_a_script_starts_again_after_a_reset() -> None:
     speaker = Speaker(normalise(["one", "two"]))
     before = await speaker.reply(request("x"))
@@ -101,14 +94,12 @@ def test_a_conversation_is_named_by_the_client_or_by_its_first_message(body: dic
     assert request("first words", "answer", "more", **body).conversation == key
 
 
-@pytest.mark.anyio
 async def test_scripts_may_be_kept_for_one_conversation_key() -> None:
     rules = [Rule("^anna$", Script(("a1", "a2")), where="conversation"), Rule("^bert$", "b", where="conversation")]
     anna, bert = request("x", user="anna"), request("x", user="bert")
     assert await said(rules, anna, bert, anna, bert, anna) == ["a1", "b", "a2", "b", "x"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("where", "found"),
     [
@@ -127,12 +118,10 @@ async def test_a_pattern_is_looked_for_where_the_rule_says(where: Any, found: st
     assert where == "anywhere" or matching == [found]
 
 
-@pytest.mark.anyio
 async def test_a_pattern_for_the_last_message_does_not_match_an_empty_conversation() -> None:
     assert await said(Rule("", "yes", where="last"), request()) == [""]
 
 
-@pytest.mark.anyio
 async def test_the_first_rule_that_has_a_reply_wins() -> None:
     async def slowly(asked: ParsedRequest) -> Reply:
         return Reply(f"async {asked.last_user}")
@@ -152,7 +141,6 @@ async def test_the_first_rule_that_has_a_reply_wins() -> None:
     ]
 
 
-@pytest.mark.anyio
 async def test_a_required_tool_that_is_not_offered_is_not_called() -> None:
     asked = ParsedRequest(1, "openai", "m", (), {}, digest="", required_tool="absent")
     assert (await Speaker(()).reply(asked)).tool_calls == ()

@@ -49,7 +49,6 @@ def test_a_command_runs_in_its_directory_with_its_variables_and_its_time_limit()
     ]
 
 
-@pytest.mark.anyio
 async def test_a_missing_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     for kind in ("docker", "podman"):
@@ -57,7 +56,6 @@ async def test_a_missing_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             await Sandbox(kind).exec(["true"])
 
 
-@pytest.mark.anyio
 async def test_an_engine_that_fails_is_refused_with_its_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -74,7 +74,6 @@ async def _disturb(box: Sandbox, number: int, results: dict[int, ExecResult]) ->
                 return
 
 
-@pytest.mark.anyio
 @pytest.mark.long
 async def test_eight_parallel_sandboxes_do_not_affect_each_other() -> None:
     results: dict[int, ExecResult] = {}
@@ -128,7 +127,6 @@ def test_a_host_process_that_is_killed_leaves_no_process_and_no_directory(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_command_ends_and_the_sandbox_works_on() -> None:
     async with Sandbox() as box:
         with anyio.move_on_after(0.5) as scope:
@@ -138,7 +136,6 @@ async def test_a_cancelled_command_ends_and_the_sandbox_works_on() -> None:
         assert (await box.exec(["echo", "on"])).stdout == "on\n"
 
 
-@pytest.mark.anyio
 async def test_a_command_that_closes_its_output_and_leaves_a_daemon_does_not_block() -> None:
     async with Sandbox(limits=SandboxLimits(seconds=20)) as box:
         started = time.monotonic()

@@ -48,7 +48,6 @@ async def score(answer: str, tests: str = TESTS, **options: Any) -> tuple[bool, 
     return result.passed, result.reason
 
 
-@pytest.mark.anyio
 async def test_code_passes_only_if_its_tests_ran_to_their_end() -> None:
     good = "```python\nfrom __future__ import annotations\ndef add(a, b): return a + b\n"
     assert await score(good + "```") == (True, "")
@@ -64,7 +63,6 @@ async def test_code_passes_only_if_its_tests_ran_to_their_end() -> None:
     assert await score("while True: pass", timeout=0.5) == (False, "killed after 0.5 s")
 
 
-@pytest.mark.anyio
 async def test_limits_programs_and_other_commands() -> None:
     small = SandboxLimits(memory=100 * 2**20)
     passed, reason = await score("x = b'x' * (1 << 30)", sandbox=lambda: Sandbox(limits=small))

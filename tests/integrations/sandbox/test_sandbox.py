@@ -21,8 +21,6 @@ from fairtrial.testing import check_environment
 from fairtrial.trials import Environment
 from tests.integrations.sandbox.another_user import ROOT
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_command_gets_input_arguments_variables_and_a_directory() -> None:
     async with Sandbox(env={"GREETING": "hello"}) as box:

@@ -10,34 +10,16 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Metric,
-    PromptExecuted,
-    Sample,
-    Score,
-    Session,
-    TokenUsage,
-    ToolCall,
-    ToolInvoked,
-    TrialContext,
-    TrialKey,
-    open_store,
-    task,
-)
+from fairtrial import Dataset, EvalConfig, EvalResult, EvalSuite, Metric, Sample, Score, TrialContext, TrialKey, task
+from fairtrial.data.session import ChatMessage, PromptExecuted, Session, TokenUsage, ToolCall, ToolInvoked
 from fairtrial.integrations.tracing.exporter import converted_trials, write_run
 from fairtrial.integrations.tracing.profiles import profile_named
 from fairtrial.integrations.tracing.spans import TRIAL_SPAN, ConvertedTrial, TrialConverter
-from fairtrial.models import BaseAdapter, ModelCall, ModelReply, ScriptedAdapter, agent_task
-from fairtrial.models.providers import PROVIDERS
-from fairtrial.store import redact, register_secret
+from fairtrial.models import PROVIDERS, BaseAdapter, ModelCall, ModelReply, ScriptedAdapter, agent_task
+from fairtrial.store import open_store, redact, register_secret
 from fairtrial.store.redact import current
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import trace_id_of, trial_span_id
-from fairtrial.trials.result import EvalResult
 from tests.integrations.tracing.collector import attributes
 
 KEY = TrialKey("run1", "baseline", "q1", 0)

@@ -12,20 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    Sample,
-    ToolInvoked,
-    TrialContext,
-    open_store,
-    tool_called,
-)
+from fairtrial import Dataset, EvalReport, EvalSuite, Sample, ToolInvoked, TrialContext, open_store, tool_called
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, MemoryBroker
 from fairtrial.integrations.tracing import TraceReceiver
 from fairtrial.suites.worker import run_worker
+from fairtrial.trials import EvalConfig
 from tests.integrations.tracing.test_receive import App
 from tests.redis_server import RedisServer
 
@@ -47,7 +38,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.anyio
 async def test_two_workers_receive_the_traces_of_their_own_trials() -> None:
     broker = MemoryBroker()
     loops: list[EvalLoop] = []

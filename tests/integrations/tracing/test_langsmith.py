@@ -12,26 +12,12 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    Metric,
-    Sample,
-    Score,
-    TokenUsage,
-    TrialContext,
-    exact_match,
-    open_store,
-    task,
-)
-from fairtrial.data.session.events import PromptExecuted
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Sample, Score, TrialContext, exact_match, task
+from fairtrial.data.session import PromptExecuted, TokenUsage
 from fairtrial.errors import ConfigurationError, TraceSendError
 from fairtrial.integrations.tracing import upload_run
 from fairtrial.integrations.tracing.langsmith import UploadTotals, resolve_langsmith, upload_requests, write_experiments
-from fairtrial.store import redact, register_secret
-from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store import RunRecord, RunStore, open_store, redact, register_secret
 from fairtrial.trials.context import trace_id_of
 from tests.integrations.tracing.collector import Answer
 from tests.integrations.tracing.langsmith_server import KEY, LangSmithServer, experiments

@@ -13,19 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    PromptExecuted,
-    Sample,
-    ToolInvoked,
-    TrialContext,
-    all_of,
-    tool_called,
-)
-from fairtrial.data.session.events import SpanClosed
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, ToolInvoked, TrialContext, all_of, tool_called
+from fairtrial.data.session import PromptExecuted, SpanClosed
 from fairtrial.integrations.tracing import TraceReceiver
 from fairtrial.scoring import token_usage_under
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import TokenUsage, TrialContext
-from fairtrial.data.session.events import PromptExecuted
+from fairtrial import PromptExecuted, TokenUsage, TrialContext
 from fairtrial.integrations.tracing import TraceReceiver
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedSpan

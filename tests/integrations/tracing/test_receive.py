@@ -19,29 +19,14 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    PromptExecuted,
-    Sample,
-    TokenUsage,
-    ToolInvoked,
-    TrialContext,
-    TrialKey,
-    exact_match,
-    open_store,
-    task,
-    tool_called,
-)
+from fairtrial import ChatMessage, Dataset, EvalReport, EvalSuite, PromptExecuted, Sample, TokenUsage, ToolInvoked, task
 from fairtrial.data.session.events import SpanClosed, TraceIncomplete
 from fairtrial.errors import ConfigurationError
 from fairtrial.integrations.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.integrations.tracing.received import key_values
-from fairtrial.scoring import token_usage_under
-from fairtrial.store import redact, register_secret
+from fairtrial.scoring import exact_match, token_usage_under, tool_called
+from fairtrial.store import open_store, redact, register_secret
+from fairtrial.trials import EvalConfig, TrialContext, TrialKey
 from fairtrial.trials.context import CollectedTrace
 
 LONG = 120.0  # Seconds to wait for what must happen, on a slow machine.

@@ -17,21 +17,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from fairtrial import (
-    Dataset,
-    EvalSuite,
-    OpenAIAdapter,
-    PromptExecuted,
-    Score,
-    Session,
-    TokenUsage,
-    ToolInvoked,
-    current_trial,
-    evaluate_sync,
-    task,
-)
-from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Score, Session, current_trial, evaluate_sync, task
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.integrations.model_server import (
     FaultRule,
     ModelServer,
@@ -45,7 +32,7 @@ from fairtrial.integrations.model_server import (
 )
 from fairtrial.integrations.tracing import TrialSpanProcessor, record_anthropic, record_openai
 from fairtrial.integrations.tracing.recording import REPLACES, _sender
-from fairtrial.models import ModelCallFailed, Prices, TaskLoop
+from fairtrial.models import ModelCallFailed, OpenAIAdapter, Prices, TaskLoop
 from fairtrial.models.pricing import configure_prices
 
 LOOK = Reply(
@@ -89,7 +76,7 @@ def weather() -> Iterator[ModelServer]:
 
 def session_of(function: Callable[[str], Any]) -> Session:
     """Return the session of one trial of a task."""
-    return TaskLoop(task=function).execute_sync("Weather?")[1]
+    return asyncio.run(TaskLoop(task=function).execute("Weather?"))[1]
 
 
 def make_client(server: ModelServer, protocol: str, *, is_async: bool, **options: Any) -> Any:
@@ -508,7 +495,7 @@ def test_an_answer_that_cannot_be_read_reaches_the_application_and_is_recorded_w
             def application(question: str) -> int:
                 return len(client.chat.completions.create(model="my-model", messages=[]).choices)
 
-            response, session = TaskLoop(task=application).execute_sync("x")
+            response, session = asyncio.run(TaskLoop(task=application).execute("x"))
         server.shutdown()
         thread.join()
     assert response.output == 0

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, ScriptedAdapter, Session, TrialContext
-from fairtrial.data.session import Retrieved
-from fairtrial.data.session.events import SpanClosed
+from fairtrial.data.session import Retrieved, SpanClosed
 from fairtrial.integrations.tracing.mapping import session_events
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_traces
 from fairtrial.integrations.tracing.spans import TrialConverter, traces_request
@@ -104,7 +103,6 @@ def test_a_search_that_found_nothing_is_one_and_texts_that_were_not_recorded_are
     assert (len(failed[Retrieved].all()), failed[SpanClosed].all()[0].error) == (0, "timeout")
 
 
-@pytest.mark.anyio
 async def test_a_judge_of_retrieval_reads_what_a_traced_application_retrieved() -> None:
     view = session_of(span(*DIALECTS["conventions"][:1])).view()
     model = ScriptedAdapter([{"claims": [{"claim": "two guards", "reason": "r", "supported": "yes"}]}])

@@ -195,19 +195,11 @@ class EvalReport(RunReport, Generic[OutputT]):  # noqa: UP046 - they have defaul
         return sum(part.total for part in self._parts.values())
 
     @property
-    def total_samples(self) -> int:
-        """The same number as `total`."""
-        return self.total
-
-    @property
-    def successful_samples(self) -> int:
-        """The same number as `successful`."""
-        return self.successful
-
-    @property
     def successful(self) -> int:
         """Trials that were scored."""
         return sum(part.successful for part in self._parts.values())
+
+    total_samples, successful_samples = total, successful  # The names of a specification.
 
     @property
     def errors(self) -> Mapping[str, int]:
