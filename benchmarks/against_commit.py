@@ -4,7 +4,7 @@
 
 Both versions run the same workloads: those of this checkout, with the sources of the commit in front. They run at the
 same time on the same core, so that the scheduler has them take turns every few milliseconds and a busy neighbour
-troubles both alike. CPU time includes workers and Redis, not the start of processes or the model server. Prints every
+affects both equally. CPU time includes workers and Redis, not the start of processes or the model server. Prints every
 round and the median of their ratios; fails above the limit.
 """
 

@@ -121,7 +121,7 @@ async def send(url: str, count: int) -> None:
 
 
 async def wait_for_work(url: str, count: int) -> None:
-    """Be so many workers: wait until there is work, then take one message each."""
+    """Act as `count` workers: wait until there is work, then take one message each."""
     brokers = [connect_broker(url) for _ in range(count)]
     boxes: list[Any] = [await broker.requests(SUITE) for broker in brokers]
     answered, done = 0, asyncio.Event()

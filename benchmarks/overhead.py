@@ -55,7 +55,7 @@ def fairtrial(cases: list[tuple[str, str, str]], folder: Path) -> None:
 
 
 async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
-    """What an engineer would write by hand to keep the same facts: no library of ours, no checks, no resume."""
+    """What an engineer would write to keep the same facts: no library of ours, no checks, no resume."""
     rows: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
 
     def write() -> None:

@@ -186,7 +186,7 @@ def bare_page(database: Path, rounds: int) -> float:
 
 
 class Tiled:
-    """A column file whose arrays are repeated on disk: the columns of a run so many times as large."""
+    """A column file whose arrays are repeated on disk: the columns of a run that is `times` times as large."""
 
     def __init__(self, file: Any, times: int, folder: Path) -> None:
         self._file, self._times, self._folder = file, times, folder
@@ -209,7 +209,7 @@ class Tiled:
 
 
 def tiled(url: str, times: int, rounds: int) -> int:
-    """Filter a run so many times as large by its columns alone; return whether the target was missed."""
+    """Filter a run that is `times` times as large by its columns alone; return whether the target was missed."""
     store = open_store(url)
     run = store.runs()[0]
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """While a test runs, its evals are told the session's options and leave what they came to with the test."""
+    """Pass the session's options to the evals of a test, and attach their results to the test."""
     assertions = sys.modules.get("fairtrial.testing.assertions")
     if assertions is None:
         return (yield)
@@ -69,7 +69,7 @@ def _is_case(entry: tuple[str, Any]) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """A section with a line for every eval; and Markdown for whoever offers a file for it."""
+    """Print a section with a line for every eval; write a Markdown summary if GITHUB_STEP_SUMMARY is set."""
     if hasattr(config, "workerinput"):
         return  # A worker of pytest-xdist: what it found reaches the process that started it.
     entries = [entry for entry in _entries(terminalreporter) if "case" not in entry]

@@ -122,7 +122,7 @@ def test_the_module_is_loaded_only_where_it_is_imported(child: Any) -> None:
     assert child("import sys, fairtrial\nprint('fairtrial.sync' in sys.modules)") == "False"
 
 
-def test_results_are_streamed_to_ordinary_code_as_they_arrive() -> None:
+def test_results_are_streamed_to_blocking_code_as_they_arrive() -> None:
     suite = fairtrial.EvalSuite("letters", LETTERS, upper, exact_match)
     assert sorted(result.output or "" for result in suite.stream_sync(store="memory:")) == ["A", "B"]
     blocking = sync.EvalSuite("letters", LETTERS, upper, exact_match)
@@ -140,7 +140,7 @@ def test_a_stream_that_is_left_early_stops_its_run_which_can_be_resumed() -> Non
     assert report.total == 2
 
 
-def test_a_judge_is_checked_from_ordinary_code() -> None:
+def test_a_judge_is_checked_by_blocking_code() -> None:
     judge = fairtrial.llm_judge(fairtrial.ScriptedAdapter([{"reason": "no", "rating": "poor"}] * 20), "It is right.")
     checked = fairtrial.models.judges.check_judge_sync(judge)
     assert not checked.passes_good_answer

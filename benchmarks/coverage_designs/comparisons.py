@@ -80,7 +80,7 @@ def alarmed(draw: Callable[[Rng], list[Columns]], rng: Rng) -> bool:
 def called_as_good(n: int, metrics: int, rng: Rng) -> tuple[bool, bool]:
     """Whether any metric that is worse by 0.05 is called as good, and whether each is said to be decided alone.
 
-    So many pairs differ that an interval inside the difference that matters can contain 0.
+    Enough pairs differ that an interval inside the difference that matters can contain 0.
     """
     names = [f"m{place}" for place in range(metrics)]
     both, level, won = rng.random((metrics, n)) < 0.8, rng.random((metrics, n)), 0.01 if n < 500 else 0.09
@@ -100,7 +100,7 @@ def single(rng: Rng) -> list[Columns]:
 
 
 def with_errors(rng: Rng) -> list[Columns]:
-    """Draw 100 samples of which a tenth times out and a few cannot be scored, on either side alike."""
+    """Draw 100 samples of which a tenth times out and a few cannot be scored, on both sides."""
     chance = draw_rates(rng, 0.8, 0.5, 100)
     sides = []
     for name in "ab":

@@ -30,7 +30,7 @@ RULES = (1, 5, 10, 20)
 ALL_N, SOME_N = range(20, 1001), (20, 34, 55, 100, 300)
 MARGINS = (0.02, 0.05, 0.1)
 MANY_PAIRS, SOME_PAIRS = (*range(20, 201), *range(210, 1001, 10)), (30, 50, 100, 140, 183, 400)
-ASKED = 50  # Of so many numbers of samples one is asked of the gate itself.
+ASKED = 50  # One in 50 numbers of samples is asked of the gate itself.
 MOST_LOST = 0.3  # Beyond this share of lost pairs (and some more, if they are few) no design has a chance worth adding.
 
 
@@ -157,7 +157,7 @@ def _exact(name: str, what: str, figure: Callable[[], float], cell: str, quick: 
 
 @cache
 def exact_ends(n: int, rules: int) -> tuple[Array, Array]:
-    """Return the ends of the intervals that decide about a floor, of 0 to n passes, at the level of so many rules."""
+    """Return the ends of the intervals that decide about a floor, of 0 to n passes, at the level of `rules` rules."""
     found = [exact_rate_interval(passes / n, n, level=1 - 0.05 / rules) for passes in range(n + 1)]
     return np.asarray([one.low for one in found]), np.asarray([one.high for one in found])
 
@@ -184,7 +184,7 @@ def floor_error(floor: float, numbers: Sequence[int], rules: int, status: str) -
 
 
 def floor_status(passes: int, n: int, floor: float, rules: int) -> str:
-    """Return what a gate says to one of so many floors."""
+    """Return what a gate says to one of `rules` floors."""
     columns = Columns.of({"passed": np.repeat([1.0, 0.0], [passes, n - passes])})
     rule: Check = Floor("passed", None, floor, columns, ceiling=False)
     return evaluate_checks([rule] * rules, ComparisonSettings())[0].status
@@ -240,7 +240,7 @@ def worst_margin_error(
 
 
 def pairs_status(wins: int, losses: int, n: int, margin: float, rules: int) -> str:
-    """Return what a gate says to one of so many margins."""
+    """Return what a gate says to one of `rules` margins."""
     change = np.repeat([1.0, -1.0, 0.0], [wins, losses, n - wins - losses])
     sides = [Columns.of({"passed": np.maximum(sign * change, 0.0)}, name=name) for sign, name in ((1, "b"), (-1, "a"))]
     rule: Check = Margin("passed", None, margin, pair(*sides))

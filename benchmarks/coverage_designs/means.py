@@ -42,14 +42,14 @@ def designs() -> Iterator[Design]:
     for at, truth in QUANTILES.items():
         for correlation in (0.3, 0.8, 0.95):
             for n, repeats in ((30, 5), (100, 3), (200, 3)):
-                draw = partial(alike, np.repeat(np.arange(n), repeats), correlation, repeats)
+                draw = partial(correlated, np.repeat(np.arange(n), repeats), correlation, repeats)
                 once = partial(quantile_covered, draw, at, truth, None)
                 cell = _cell(at, f"{n} x {repeats} repeats, correlation {correlation}")
                 yield Design("quantile over repeats", "coverage", COVERAGE, share(once), cell)
         for correlation in (0.1, 0.5, 0.9):
             for name, sizes in (("40 of 5", [5] * 40), ("100 of 3", [3] * 100), ("20 of 2 to 60", [2, 8, 20, 60] * 5)):
                 labels = np.repeat(np.arange(len(sizes)), sizes)
-                once = partial(quantile_covered, partial(alike, labels, correlation, None), at, truth, labels)
+                once = partial(quantile_covered, partial(correlated, labels, correlation, None), at, truth, labels)
                 cell = _cell(at, f"{name}, correlation {correlation}")
                 yield Design("quantile in clusters", "coverage", COVERAGE, share(once), cell)
     for kind, (truth, draw_values) in VALUES.items():
@@ -68,7 +68,7 @@ def lognormal(n: int, rng: Rng) -> Array:
     return rng.lognormal(0, 1, n)
 
 
-def alike(labels: Array, correlation: float, repeats: int | None, rng: Rng) -> Array:
+def correlated(labels: Array, correlation: float, repeats: int | None, rng: Rng) -> Array:
     """Draw lognormal values whose logarithms are correlated within a group; in rows of repeats, if there are any."""
     shared = rng.normal(size=int(labels.max()) + 1)[labels]
     values = np.exp(np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * rng.normal(size=labels.size))

@@ -298,7 +298,7 @@ def report(environ: Mapping[str, str], text: str, result: str) -> None:
 
 
 def main(phase: str, environ: Mapping[str, str]) -> int:
-    """Carry out one of `PHASES`; the exit code is that of the step."""
+    """Run one of `PHASES`; the exit code is that of the step."""
     try:
         settings = Settings.read(environ)
         if not settings.untrusted:

@@ -4,7 +4,7 @@
 
 Everything is as in `fairtrial` and `fairtrial.fleet`, except that `run`, `execute`, `stream`, `rescore` and the
 functions are not coroutines.
-Inside a running event loop they are refused, because they would stop it: there, await the async versions.
+Inside a running event loop they raise an error, because they would block it: await the async versions there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _refuse_in_event_loop(name: str) -> None:
     if in_event_loop():
         home = _HOMES.get(name.partition(".")[0], "fleet")
         raise ConfigurationError(
-            f"fairtrial.sync.{name} must be called outside of an event loop, which it would stop\n"
+            f"fairtrial.sync.{name} cannot be called inside an event loop, because it would block it\n"
             f"await {'.'.join(filter(None, ('fairtrial', home, name)))} instead"
         )
 

@@ -384,7 +384,7 @@ def run_with_faults(folder: Path, plan: FaultPlan, tell: Callable[[str], None] =
     with contextlib.ExitStack() as stack:
         stack.enter_context(_servers(scene))
         try:
-            _carry_out(scene, sorted(schedule), began)
+            _inject_faults(scene, sorted(schedule), began)
         except (Broken, subprocess.TimeoutExpired) as error:
             assert scene.fleet is not None
             done = ", ".join(scene.outcome.faults)
@@ -441,7 +441,7 @@ def _open_gate(folder: Path, plan: FaultPlan, schedule: list[tuple[float, str]])
     (folder / "next-gate").replace(folder / "gate")
 
 
-def _carry_out(scene: _Scene, schedule: list[tuple[float, str]], began: float) -> None:
+def _inject_faults(scene: _Scene, schedule: list[tuple[float, str]], began: float) -> None:
     plan = scene.plan
     scene.start_client()
     if scene.redis is not None:

@@ -25,7 +25,7 @@ def test_names_are_readable_where_they_can_be_and_never_the_same_for_two_suites(
     assert all(validate_name(name) for name in names)
 
 
-async def test_a_client_that_is_killed_leaves_no_mailbox_behind_for_ever(
+async def test_a_client_that_is_killed_leaves_no_mailbox_behind_forever(
     redis_url: str, redis_server: RedisServer
 ) -> None:
     broker: Broker = connect_broker(redis_url)

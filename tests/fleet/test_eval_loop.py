@@ -205,7 +205,7 @@ class TestOneHop:
         assert result.outcome == "task_error"
         assert "no experiment 'unheard-of' (it has a, b)" in str(result.error)
 
-    def test_it_runs_from_ordinary_code(self) -> None:
+    def test_it_runs_without_an_event_loop(self) -> None:
         requests, results = InMemoryMailbox[EvalRequest]("q"), InMemoryMailbox[EvalReply]("r")
         loop = EvalLoop(requests=requests, rules=rules(), results=results)
 

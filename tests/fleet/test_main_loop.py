@@ -178,7 +178,7 @@ class TestMainLoop:
         with pytest.raises(ConfigurationError, match="at least 340"):
             MainLoop(str.upper, requests=requests, config=MainLoopConfig(visibility_seconds=339))
 
-    def test_it_runs_from_ordinary_code(self) -> None:
+    def test_it_runs_without_an_event_loop(self) -> None:
         requests = InMemoryMailbox("main", MainLoopRequest)
         loop = MainLoop(str.upper, requests=requests, config=MainLoopConfig(wait_seconds=0))
         loop.run_sync(max_iterations=1)

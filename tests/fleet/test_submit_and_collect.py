@@ -474,7 +474,7 @@ async def test_submitting_waits_for_a_server_that_is_away(
     assert "sending to hand.requests: restarting; trying again" in caplog.text
 
 
-def test_both_can_be_called_from_ordinary_code() -> None:
+def test_both_have_blocking_versions() -> None:
     requests = InMemoryMailbox("requests", EvalRequest)
     results = InMemoryMailbox("results", EvalReply)
     run_id = submit_dataset_sync(numbers(3), Experiment("a"), requests, reply_to="results")
@@ -491,7 +491,9 @@ def test_both_can_be_called_from_ordinary_code() -> None:
 
 
 @pytest.mark.proves("R57", "R156")
-async def test_requests_by_hand_are_one_run_that_is_placed_by_its_samples_and_goes_on_later(tmp_path: Path) -> None:
+async def test_requests_without_a_key_are_one_run_that_is_placed_by_its_samples_and_resumed_later(
+    tmp_path: Path,
+) -> None:
     results = InMemoryMailbox("results", EvalReply)
     store = open_store(f"{tmp_path}/runs.db")
     made: list[EvalRequest] = [EvalRequest(sample=Sample(f"s{i}", i, i)) for i in range(4)]
@@ -511,7 +513,7 @@ async def test_requests_by_hand_are_one_run_that_is_placed_by_its_samples_and_go
 
 
 @pytest.mark.proves("R57", "R156")
-async def test_requests_by_hand_after_a_collection_are_another_run_which_stragglers_do_not_enter() -> None:
+async def test_requests_without_a_key_after_a_collection_are_another_run_which_stragglers_do_not_enter() -> None:
     results = InMemoryMailbox("results", EvalReply)
     first: list[EvalRequest] = [EvalRequest(sample=Sample(f"s{i}", i, i)) for i in range(2)]
     await results.send(answer(first[0]))
@@ -526,7 +528,7 @@ async def test_requests_by_hand_after_a_collection_are_another_run_which_straggl
 
 
 @pytest.mark.proves("R57", "R156")
-async def test_requests_by_hand_are_collected_although_an_earlier_run_was_never_collected() -> None:
+async def test_requests_without_a_key_are_collected_although_an_earlier_run_was_never_collected() -> None:
     await submit_dataset(numbers(1), InMemoryMailbox("requests", EvalRequest))
     results = InMemoryMailbox("results", EvalReply)
     request: EvalRequest = EvalRequest(sample=Sample("s", 1, 1))

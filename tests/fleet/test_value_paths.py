@@ -200,7 +200,7 @@ async def test_imported_logs_have_the_scores_that_were_exported(
     assert verdicts(EvalReport(store, run)) == reference
 
 
-async def test_stored_outputs_of_annotated_tasks_are_scored_alike(reference: Mapping[str, Verdict]) -> None:
+async def test_stored_outputs_of_annotated_tasks_are_scored_the_same(reference: Mapping[str, Verdict]) -> None:
     for name, kind, _ in KINDS_HERE:
         used = rules(annotated(kind), same)
         for sample in SAMPLES[name]:

@@ -270,7 +270,7 @@ class TestInMemoryOnly:
         with pytest.raises(ConfigurationError, match="a mailbox needs asyncio"):
             await InMemoryMailbox[int]().receive()
 
-    async def test_a_clock_that_stands_still_does_not_make_receive_wait_for_ever(self) -> None:
+    async def test_a_clock_that_stands_still_does_not_make_receive_wait_forever(self) -> None:
         mailbox = InMemoryMailbox[int](clock=FakeClock())
         with anyio.fail_after(5):
             assert not await mailbox.receive(1, 60, 0.05)

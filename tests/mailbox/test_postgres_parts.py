@@ -233,7 +233,7 @@ async def test_requests_are_purged_by_reply_address(pg_url: str) -> None:
         assert await mailbox.approximate_count() == 3
 
 
-async def test_the_results_of_a_run_do_not_stay_for_ever(pg_url: str) -> None:
+async def test_the_results_of_a_run_do_not_stay_forever(pg_url: str) -> None:
     broker: Broker = connect_broker(pg_url)
     assert isinstance(broker, PostgresBroker)
     assert "password" not in repr(broker)

@@ -18,7 +18,7 @@ def embedder(server: ModelServer, **options: Any) -> OpenAIAdapter[Any]:
     return OpenAIAdapter("embedder", base_url=f"{server.base_url}/v1", api_key="test", **options)
 
 
-async def test_texts_with_the_same_words_are_alike() -> None:
+async def test_texts_with_the_same_words_are_similar() -> None:
     async with ModelServer(["a script that embeddings leave alone"]) as server, embedder(server) as model:
         session = Session()
         one, same, other = await model.embed(["red apple", "Apple, red!", "blue sky"], session=session)

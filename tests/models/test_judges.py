@@ -218,7 +218,7 @@ async def test_what_a_judge_does_is_recorded_as_the_judges() -> None:
     assert session.view()[PromptExecuted].all() == ()
 
 
-async def test_a_judge_can_be_called_by_hand() -> None:
+async def test_a_judge_can_be_called_directly() -> None:
     judge = llm_judge(ScriptedAdapter([rating("good")]), "Right.")
     assert (await judge("4", "4")).passed
     assert "Right." in repr(judge)

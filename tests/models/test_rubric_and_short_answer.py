@@ -160,7 +160,7 @@ def test_the_f_score_is_the_harmonic_mean(correct: int, incorrect: int, not_atte
         assert summary.low <= summary.f_score <= summary.high
 
 
-def test_the_f_score_of_counts_worked_by_hand() -> None:
+def test_the_f_score_of_counts_is_that_of_the_formula() -> None:
     # 3 correct, 1 wrong, 2 not attempted: 1/2 overall, 3/4 of those attempted; 2 * 3/8 / (5/4) = 0.6.
     labels = ["correct"] * 3 + ["incorrect"] + ["not_attempted"] * 2
     assert short_answer_summary(labelled_run(labels).results).f_score == pytest.approx(0.6, abs=1e-12)

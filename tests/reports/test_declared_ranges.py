@@ -51,7 +51,7 @@ def test_a_declared_range_gives_failures_their_worst_value() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0] * 60, [0.0] * 59 + [1.0], [7.0] * 60])
-def test_a_count_is_treated_alike_whatever_its_values(values: list[float]) -> None:
+def test_a_count_is_treated_the_same_whatever_its_values(values: list[float]) -> None:
     found = next(one for one in stored([graded(1, turns=value) for value in values]).estimates if one.name == "turns")
     if len(set(values)) == 1:
         assert (found.low, found.note) == (None, "Without bounds, equal values (or a single one) give no interval.")

@@ -167,7 +167,7 @@ class TestMeansThatAFewValuesMakeUp:
         assert gate_columns(columns, GateRules(floors={"latency_ms": 0.1})).status == "pass"
         assert gate_columns(columns, GateRules(floors={"latency_ms": 50})).status == "inconclusive"
 
-    def test_a_ceiling_on_values_alike_is_passed(self) -> None:
+    def test_a_ceiling_on_equal_values_is_passed(self) -> None:
         columns = Columns.of({"latency_ms": np.linspace(90, 110, 100)})
         assert gate_columns(columns, GateRules(ceilings={"latency_ms": 120})).passed
 

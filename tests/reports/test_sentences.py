@@ -27,7 +27,7 @@ def side(name: str, passed: int, n: int) -> HistorySide:
     return HistorySide(passes(name, passed, n), name, name, name, (name, ""))
 
 
-def test_a_share_is_rounded_alike_however_it_was_added_up() -> None:
+def test_a_share_is_rounded_the_same_however_it_was_added_up() -> None:
     assert rate(71 / 80) == rate(0.88749999999999996) == rate(sum([1 / 80] * 71)) == "88.8%"
     assert (rate(1 - 1e-9), rate(1e-9), rate(1.0)) == (">99.9%", "<0.1%", "100.0%")
 

@@ -90,7 +90,7 @@ class TestErrors:
         assert group_errors([failed(None)])[0].error == "task error"
         assert error_location(failed("x", traceback=OWN.replace("/", "\\"))) == "task.py:8 in answer"
 
-    def test_errors_of_one_place_are_alike_and_others_by_their_text_without_numbers(self) -> None:
+    def test_errors_are_grouped_by_location_or_by_their_text_without_numbers(self) -> None:
         assert error_key(failed("KeyError: 1", traceback=OWN)) == error_key(failed("KeyError: 'a'", traceback=OWN))
         assert error_key(failed("KeyError: 1", traceback=OWN)) != error_key(failed("ValueError: 1", traceback=OWN))
         assert error_key(failed("no 1 of 20")) == error_key(failed("no 7 of 30"))

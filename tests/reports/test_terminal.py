@@ -232,7 +232,7 @@ def test_repeats_come_with_an_order(rows: list[list[float]], sentence: str) -> N
     assert sentence in " ".join(str(stored(rows)).split())
 
 
-def test_few_clusters_say_that_they_are_taken_to_be_alike() -> None:
+def test_few_clusters_say_that_they_are_taken_to_be_similar() -> None:
     report = stored([0.0] + [1.0] * 39, metadata=[{"cluster": place // 5} for place in range(40)])
     assert "8 clusters are too few to estimate how similar their samples are" in " ".join(str(report).split())
 
@@ -407,6 +407,6 @@ def test_characters_missing_in_an_encoding_become_question_marks_of_the_same_wid
         (["漢字漢字漢字漢字1", "漢字漢字漢字漢字2"], ["漢字…漢字1", "漢字…漢字2"]),
     ],
 )
-def test_names_are_cut_at_the_end_unless_they_would_look_alike(names: list[str], cut: list[str]) -> None:
+def test_names_are_cut_at_the_end_unless_they_would_look_the_same(names: list[str], cut: list[str]) -> None:
     assert list(terminal.cut_names(names, 10).values()) == cut
     assert all(cell_len(name) <= 10 for name in cut)

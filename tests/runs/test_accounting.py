@@ -207,7 +207,7 @@ class World:
         kept = output if behaviour == "scorer_error" else None
         return answer(request, outcome=behaviour, error="no", output=kept)
 
-    async def carry_out(self, step: Step) -> RunRecord:
+    async def run_step(self, step: Step) -> RunRecord:
         self.store.commits, self.store.forget_at = 0, step.forget_at
         if step.action == "rescore" and self.reports:
             return (await self.suite.rescore(next(reversed(self.reports)), store=self.store)).run
@@ -257,21 +257,21 @@ class World:
         return report
 
 
-async def carry_out(scenario: Scenario, store: RunStore) -> None:
+async def run_scenario(scenario: Scenario, store: RunStore) -> None:
     world = World(scenario, store)
     for step in scenario.steps:
-        world.check(await world.carry_out(step))
+        world.check(await world.run_step(step))
     # Once nothing goes wrong any more, the same command ends every run, and retrying errors scores all of it.
     world.healed = True
     world.store.refused = frozenset()
-    report = world.check(await world.carry_out(Step("run")))
+    report = world.check(await world.run_step(Step("run")))
     for _ in range(2):
         if report.status != "finished":
-            report = world.check(await world.carry_out(Step("run")))
+            report = world.check(await world.run_step(Step("run")))
     assert report.status == "finished"
-    report = world.check(await world.carry_out(Step("retry_errors")))
+    report = world.check(await world.run_step(Step("retry_errors")))
     if report.status == "unscored":
-        report = world.check(await world.carry_out(Step("run")))
+        report = world.check(await world.run_step(Step("run")))
     assert (report.status, report.successful) == ("finished", report.planned)
 
 
@@ -295,7 +295,7 @@ def quick_clients(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
 @example(scenario=_SOME)
 @example(scenario=_FLEET)
 def test_the_counts_of_a_report_add_up_to_its_plan_in_memory(scenario: Scenario) -> None:
-    asyncio.run(carry_out(scenario, FaultyMemory()))
+    asyncio.run(run_scenario(scenario, FaultyMemory()))
 
 
 @pytest.mark.long
@@ -307,6 +307,6 @@ def test_the_counts_of_a_report_add_up_to_its_plan_in_sqlite(scenario: Scenario)
     with tempfile.TemporaryDirectory() as folder:
         store = FaultyFile.sqlite(Path(folder) / "runs.db")
         try:
-            asyncio.run(carry_out(scenario, store))
+            asyncio.run(run_scenario(scenario, store))
         finally:
             store.close()

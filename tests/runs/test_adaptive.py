@@ -182,7 +182,7 @@ class TestPrefixes:
         assert (note["low"], note["high"]) == (martingale.interval().low, martingale.interval().high)
         assert note["wins"] > 8  # Without the four, 8 wins would have been enough.
 
-    def test_nothing_is_decided_about_systems_that_are_alike(self) -> None:
+    def test_nothing_is_decided_about_equal_systems(self) -> None:
         adaptive = Adaptive(DECIDE, plan(50, "baseline", "terse"))
         for ordinal in range(100):
             adaptive.take(ordinal, PASSED)

@@ -23,7 +23,7 @@ IDS = {
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_ids_that_look_alike_stay_apart(tmp_path: Path, name: str) -> None:
+def test_ids_that_look_the_same_stay_apart(tmp_path: Path, name: str) -> None:
     suite = EvalSuite("names", Dataset([Sample(one, 1, 1) for one in IDS[name]], name="d"), lambda n: n, exact_match)
     report = suite.run_sync(store=str(tmp_path / "runs.db"))
     store = open_store(tmp_path / "runs.db")

@@ -55,7 +55,7 @@ async def test_waiting_trials_let_others_run_and_never_too_many_run() -> None:
     assert slots._places.value == 2  # All places are free again.
 
 
-async def test_only_so_many_trials_wait_without_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_trials_that_wait_without_a_slot_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_LEAST_WAITING", 1)
     monkeypatch.setattr(scheduler, "_WAITING_PER_PLACE", 3)
     started: list[int] = []

@@ -521,7 +521,7 @@ async def test_an_empty_dataset_is_refused_and_nothing_is_stored() -> None:
     assert store.runs() == []
 
 
-def test_evaluate_sync_works_from_ordinary_code_and_twice_on_one_event_loop() -> None:
+def test_evaluate_sync_blocks_and_uses_one_event_loop_twice() -> None:
     loops: set[int] = set()
 
     async def which(given: int) -> int:

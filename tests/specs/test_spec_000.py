@@ -437,7 +437,7 @@ def qa(tmp_path: Path) -> Dataset[str, str]:
 
 
 @pytest.mark.proves("R48", "R54", "R56", "R155", "R156")
-def test_blocks_28_29_30_31_32_requests_are_submitted_executed_and_collected_by_ordinary_code(
+def test_blocks_28_29_30_31_32_requests_are_submitted_executed_and_collected_without_an_event_loop(
     qa: Dataset[str, str], qa_loop: QALoop
 ) -> None:
     requests: Mailbox[EvalRequest[str, str]] = InMemoryMailbox(name="eval-requests")

@@ -34,7 +34,7 @@ def test_block_72_a_judge_is_an_evaluator_of_text() -> None:
 
 
 @pytest.mark.proves("R125")
-def test_block_73_results_and_reports_are_built_by_hand() -> None:
+def test_block_73_results_and_reports_are_built_directly() -> None:
     passed = EvalResult(sample_id="1", score=Score(1.0, True), latency_ms=5, error=None)
     failed = EvalResult(sample_id="2", score=Score(0.0, False), latency_ms=15, error=None)
     report = EvalReport.of([passed, failed])

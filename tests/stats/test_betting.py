@@ -37,7 +37,7 @@ def integrated(values: list[float], mean: float, bounds: tuple[float, float]) ->
     return sum(sides) / 2
 
 
-def test_the_capital_of_one_and_two_samples_is_what_one_computes_by_hand() -> None:
+def test_the_capital_of_one_and_two_samples_is_that_of_the_formula() -> None:
     # A bet on more: the integral of 1 + 3a is 2.5; a bet on less: that of 1 - a is .5.
     assert BettingMartingale([1.0]).capital(0.25) == pytest.approx((2.5 + 0.5) / 2)
     # The integral of (1 + a)(1 - a/2) is 1 + 1/4 - 1/6 on one side, that of (1 - a)(1 + a/2) 1 - 1/4 - 1/6.
@@ -45,7 +45,7 @@ def test_the_capital_of_one_and_two_samples_is_what_one_computes_by_hand() -> No
     assert BettingMartingale([]).capital(0.3) == 1
 
 
-def test_the_interval_of_one_sample_is_what_one_computes_by_hand() -> None:
+def test_the_interval_of_one_sample_is_that_of_the_formula() -> None:
     # 1/2 (1 + r/2) + 1/4 = 20 for r = (1 - m)/(1 + m) = 77, so m = -76/78.
     found = BettingMartingale([1.0], bounds=DIFFERENCE).interval()
     assert (found.low, found.high) == pytest.approx((-76 / 78, 1.0))

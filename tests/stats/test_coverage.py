@@ -108,7 +108,7 @@ def test_four_equal_clusters_have_a_verdict() -> None:
 @pytest.mark.parametrize(
     ("sizes", "rate"), [([2, 3, 5, 8, 12, 20, 40, 60] * 2 + [4] * 4, 0.5), ([3] * 20 + [30] * 10, 0.8)]
 )
-def test_the_rate_of_unequal_clusters_that_are_alike_within_is_covered(sizes: list[int], rate: float) -> None:
+def test_the_rate_of_unequal_clusters_of_similar_values_is_covered(sizes: list[int], rate: float) -> None:
     """At ICC .9, the model of independent samples covered in 92.5% of 20,000 and 90.6% of 8,000 runs."""
     labels, rng = np.repeat(np.arange(len(sizes)), sizes), np.random.default_rng(6)
     covered = 0

@@ -50,7 +50,7 @@ class TestFormula:
         truth = float(np.mean(np.abs(rng.standard_normal(10**6)) + rng.standard_normal(10**6) > 0.8))
         assert np.mean(means) == pytest.approx(truth, abs=3 * np.std(means) / np.sqrt(150))
 
-    def test_so_many_plain_samples_have_an_interval_of_this_width(self) -> None:
+    def test_the_effective_number_of_samples_has_an_interval_of_this_width(self) -> None:
         found = adjusted(4, 200, 5_000)
         assert 300 < found.plain_samples < 500
         rate, n = round((found.mean or 0) * found.plain_samples), round(found.plain_samples)

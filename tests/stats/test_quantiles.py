@@ -45,7 +45,7 @@ def test_values_of_few_clusters_bound_a_quantile_less_well() -> None:
     assert stats.quantile_interval([], 0.5).value is None
 
 
-def test_clusters_whose_values_are_alike_are_worth_few_values_in_the_tail_too() -> None:
+def test_clusters_of_similar_values_are_worth_few_values_in_the_tail_too() -> None:
     """40 clusters of 5 are worth about 52 values, which do not bound the 95th percentile from above.
 
     The few values beyond it show that in no run reliably; all the others do.

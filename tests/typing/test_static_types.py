@@ -151,7 +151,7 @@ def test_built_in_evaluators_give_one_score_or_with_a_context_a_tuple() -> None:
     assert_type(contains(Sample("s", "x", "a"), "ab", context=context), tuple[Score, ...])
 
 
-def test_requests_and_functions_for_ordinary_code_keep_their_types() -> None:
+def test_requests_and_blocking_functions_keep_their_types() -> None:
     request: EvalRequest[str, int] = EvalRequest(sample=Sample("s", "x", 1))
     assert_type(request.sample, Sample[str, int])
     requests: Mailbox[EvalRequest[str, int]] = InMemoryMailbox("requests")

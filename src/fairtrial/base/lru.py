@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class LruCache[K, V]:
-    """The `limit` entries used last. Not safe for threads: whoever shares one has a lock."""
+    """The `limit` entries used last. Not thread-safe; callers that share one must lock it."""
 
     __slots__ = ("_entries", "_limit")
 

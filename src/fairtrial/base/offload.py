@@ -258,7 +258,7 @@ class _Supervisor:
             self._task.cancel()
 
     async def _abandon(self) -> None:
-        """End the work because whoever waited for it is cancelled; what it opened is closed first."""
+        """Cancel the work because its caller was cancelled; close its resources first."""
         import asyncio
 
         self._limit.abandoned = True
@@ -280,7 +280,7 @@ def orphan(task: asyncio.Task[Any]) -> None:
     # The documented way out of `all_tasks()`, which `asyncio.run` cancels and waits for ("Extending asyncio", Python's
     # documentation); there is none without the underscore.
     asyncio._unregister_task(task)
-    # Never collected, not even as the interpreter ends: closing a coroutine runs it once more, perhaps for ever.
+    # Never collected, not even as the interpreter ends: closing a coroutine runs it once more, perhaps forever.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
     task.add_done_callback(_end_orphan)
 
@@ -360,7 +360,7 @@ class DaemonThreads:
             try:
                 job.wake(job.done.set)
             except RuntimeError:
-                pass  # The event loop is gone; so is whoever waited. Others may use this thread.
+                pass  # The event loop and the caller are gone. Others may use this thread.
 
     def __reduce__(self) -> Any:
         return (DaemonThreads, ())  # A child process has threads of its own.

@@ -34,7 +34,7 @@ def rate_bounds(successes: int, n: int) -> tuple[float, float]:
 
 
 def _at_most(most: int, n: int, p: float) -> float:
-    """The probability of at most so many successes in n trials, each with probability p from 0 to 1 exclusive."""
+    """P(X <= most) for X ~ Binomial(n, p), with p from 0 to 1 exclusive."""
     logs = (
         lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + k * log(p) + (n - k) * log1p(-p) for k in range(most + 1)
     )

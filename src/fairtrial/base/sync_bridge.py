@@ -44,7 +44,7 @@ def _start() -> tuple[BlockingPortal, threading.Thread]:
         try:
             anyio.run(serve)
         except KeyboardInterrupt:
-            pass  # Raised by a call, which brings an event loop down. Whoever made the call has got it.
+            pass  # Raised by a call, whose caller has received it; it ends the event loop.
 
     # Nothing stops it: at the interpreter's end no thread can be started any more, which an orderly stop may need.
     thread = threading.Thread(target=run, name="fairtrial event loop", daemon=True)
@@ -63,19 +63,19 @@ def call_sync[T](call: Callable[[], Awaitable[T]]) -> T:
 
 
 def make_sync[**P, T](call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return the twin of an async function for ordinary code: `name_sync`, with the same parameters."""
+    """Return the blocking version of an async function: `name_sync`, with the same parameters."""
 
     @functools.wraps(call)
-    def twin(*args: P.args, **kwargs: P.kwargs) -> T:
+    def blocking(*args: P.args, **kwargs: P.kwargs) -> T:
         return call_sync(lambda: call(*args, **kwargs))
 
-    twin.__name__ = twin.__qualname__ = f"{call.__name__}_sync"
-    twin.__doc__ = f"Blocking version of `{call.__name__}`."
-    return twin
+    blocking.__name__ = blocking.__qualname__ = f"{call.__name__}_sync"
+    blocking.__doc__ = f"Blocking version of `{call.__name__}`."
+    return blocking
 
 
 class StopSignals:
-    """Ctrl-C and SIGTERM while ordinary code waits for async code.
+    """Ctrl-C and SIGTERM while blocking code waits for async code.
 
     Handled by a handler and not by an exception, which can come at any line.
 

@@ -146,7 +146,9 @@ def _usage(error: typer.TyperException) -> int:
     option = str(getattr(error, "option_name", ""))
     hint = None if context is None else _ELSEWHERE.get((context.info_name, option))
     if hint is not None:
-        message = message.partition(" (Possible options:")[0]  # Whatever is spelled alike is not what was meant.
+        message = message.partition(" (Possible options:")[
+            0
+        ]  # Options with a similar spelling are rarely what was meant.
     sentence(err(), f"error: {message[:1].lower()}{message[1:]}", style="bold red")
     if context is not None:
         if hint is not None:

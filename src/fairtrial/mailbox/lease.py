@@ -190,7 +190,7 @@ class LeaseExtender:
     ) -> Sequence[Lease]:
         """Call `keep` for several messages."""
         if not math.isfinite(deadline):
-            raise ConfigurationError("deadline must be finite: a job that hangs must not keep its message for ever")
+            raise ConfigurationError("deadline must be finite: a job that hangs must not keep its message forever")
         call = loop_caller()
         with self._lock:
             pulse = self._pulse(call)

@@ -19,7 +19,7 @@ from fairtrial.runs.callables import Description, describe
 from fairtrial.runs.code import package_versions, project_code
 
 _MAX_CHANGES = 10_000
-_MAX_PARTS = 400  # A run records the digests of so many parts, to name what has changed.
+_MAX_PARTS = 400  # A run records the digests of at most 400 parts, to name what has changed.
 _ROOTS = ("<", "task", "evaluator", "adapter", "lifespan")
 
 

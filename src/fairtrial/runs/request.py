@@ -77,7 +77,7 @@ class RunRequest:
 def roots_of(rules: TrialRules, evaluator: Any, adapter: Any, lifespan: Lifespan | None) -> dict[str, Any]:
     """Return the callables and objects that determine what a suite does."""
     tasks = [task.fn for task in rules.tasks]
-    alike = all(task is tasks[0] for task in tasks)
+    same = all(task is tasks[0] for task in tasks)
     named = zip(rules.experiments, tasks, strict=True)
-    called = {"task": tasks[0]} if alike else {f"task of {experiment.name}": task for experiment, task in named}
+    called = {"task": tasks[0]} if same else {f"task of {experiment.name}": task for experiment, task in named}
     return {"evaluator": evaluator, **called, "adapter": adapter, "lifespan": lifespan}

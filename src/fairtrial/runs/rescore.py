@@ -24,8 +24,8 @@ from fairtrial.runs.retries import STORED_PAGE, judge_costs, score_stored
 from fairtrial.runs.runner import (
     Interrupt,
     OpenRun,
-    carry_out,
     execute_trials,
+    run_to_end,
 )
 from fairtrial.runs.writer import ask_store
 from fairtrial.store.notes import write_notes
@@ -52,7 +52,7 @@ async def rescore_run(
     """
     parent = await ask_store(lambda: request.store.get_run(run_id), "reading the run")
     matched = await ask_store(lambda: _match_suite(request, parent, any_experiment), "reading the run")
-    return await carry_out(
+    return await run_to_end(
         matched,
         lambda work: execute_trials(work, _RescoredTrials),
         opening=partial(_open_rescoring, parent=parent),

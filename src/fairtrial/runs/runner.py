@@ -82,7 +82,7 @@ class Interrupt:
             request()
 
     def __call__(self) -> None:
-        """Ask."""
+        """Request the interrupt; may be called from any thread."""
         self.asked = True
         if self._ask is not None:
             self._ask()
@@ -226,10 +226,8 @@ class OpenRun:
     async def follow(self, redo: Set[int], *, window: int | None = None) -> None:
         """Apply `EvalConfig.stop_when`, if there is one; stored trials in `redo` count when they are repeated.
 
-        `window` is how far trials may run ahead of the evaluated prefix; derived from the concurrency by default. From
-        then
-
-        on `stop` receives every result through `Limits.check` and decides when there are enough. Await
+        `window` is how far trials may run ahead of the evaluated prefix; derived from the concurrency by default.
+        After this call, `stop` receives every result through `Limits.check` and decides when there are enough. Await
         `stop.room_for(ordinal)` before starting a trial.
         """
         config, run, store = self.request.config, self.run, self.request.store
@@ -262,9 +260,9 @@ class OpenRun:
         return limits
 
 
-async def carry_out(
+async def run_to_end(
     request: RunRequest,
-    carry: Callable[[OpenRun], Awaitable[None]],
+    execute: Callable[[OpenRun], Awaitable[None]],
     *,
     opening: Opening | None = None,
     interrupt: Interrupt | None = None,
@@ -280,17 +278,17 @@ async def carry_out(
         if opened.ended:
             return opened.run
         try:
-            return await _carry_out(request, opened, carry, interrupt, on_result)
+            return await _execute_opened(request, opened, execute, interrupt, on_result)
         except RunBusyError as error:
             if request.once is None:
                 raise
             await wait_for_other(request, opened.run, error, lambda: interrupt is not None and interrupt.asked)
 
 
-async def _carry_out(
+async def _execute_opened(
     request: RunRequest,
     opened: ResumedRun,
-    carry: Callable[[OpenRun], Awaitable[None]],
+    execute: Callable[[OpenRun], Awaitable[None]],
     interrupt: Interrupt | None,
     on_result: OnResult | None,
 ) -> RunRecord:
@@ -307,7 +305,7 @@ async def _carry_out(
         track_run(run.run_id, run.suite, run.planned) as work.progress,
     ):
         try:
-            await carry(work)
+            await execute(work)
         except RunBusyError as error:
             await _leave(work, error)
             raise  # Another process executes the run.
@@ -325,7 +323,7 @@ async def execute_run(
     request: RunRequest, *, interrupt: Interrupt | None = None, on_result: OnResult | None = None
 ) -> RunRecord:
     """Execute a run in this process."""
-    return await carry_out(
+    return await run_to_end(
         request, lambda work: execute_trials(work, RunTrials), interrupt=interrupt, on_result=on_result
     )
 

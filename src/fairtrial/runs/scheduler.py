@@ -104,7 +104,7 @@ class RepeatedErrors:
         return self.limit > 0 and not self._decided.issuperset(self.experiments)
 
     def see(self, result: EvalResult) -> None:
-        """Count one result, until one differs or enough are alike."""
+        """Count one result, until one differs or enough are the same."""
         name = result.key.experiment
         if name in self._decided:
             return
@@ -323,7 +323,7 @@ class SharedSlots:
 
     async def acquire(self) -> None:
         """Take a place again."""
-        with anyio.CancelScope(shield=True):  # Whoever is cancelled releases the place too.
+        with anyio.CancelScope(shield=True):  # A cancelled caller releases its slot too.
             await self._places.acquire()
 
     async def is_surplus(self) -> bool:

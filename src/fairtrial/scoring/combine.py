@@ -18,7 +18,7 @@ from fairtrial.scoring.evaluator import (
     Evaluator,
     NeedsIsolationError,
     Scorer,
-    call_by_hand,
+    call_directly,
     isolate_if,
     isolation_of,
     marks_of,
@@ -121,7 +121,7 @@ class Combined(Scorer):
                 f"{self.name}(...) has a member that reads the session: call it with (output, expected, session)"
             )
         case = Case(Sample("by-hand", None, expected), output, session)
-        return call_by_hand(lambda: self.score(case)) if self.is_async else self.score_now(case)
+        return call_directly(lambda: self.score(case)) if self.is_async else self.score_now(case)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(member.name for member in self.members)})"
@@ -145,7 +145,7 @@ class Composite(Combined):
             run_id=context.run_id,
             environment=context.environment,
         )
-        return call_by_hand(lambda: self._named_later(case)) if self.is_async else _named(self.parts_now(case))
+        return call_directly(lambda: self._named_later(case)) if self.is_async else _named(self.parts_now(case))
 
     async def _named_later(self, case: Case) -> tuple[Score, ...]:
         return _named(await self.parts(case))

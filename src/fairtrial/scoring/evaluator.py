@@ -356,8 +356,8 @@ class Leaf(Scorer):
         return as_score(result, self.name)
 
 
-def call_by_hand[T](call: Callable[[], Coroutine[Any, Any, T]]) -> T | Coroutine[Any, Any, T]:
-    """Call async code of an evaluator: returns an awaitable in async code, and the result in ordinary code."""
+def call_directly[T](call: Callable[[], Coroutine[Any, Any, T]]) -> T | Coroutine[Any, Any, T]:
+    """Call async code of an evaluator: return an awaitable inside an event loop, otherwise block for the result."""
     from fairtrial.base.offload import in_event_loop  # Not at the top: `import fairtrial` loads no event loop.
     from fairtrial.base.sync_bridge import call_sync
 

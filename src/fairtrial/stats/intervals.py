@@ -215,7 +215,7 @@ def totals_error(totals: FloatArray, sizes: FloatArray, *, variance: float | Non
     """`clustered_error` from the sums and the sizes of at least two clusters.
 
     With the `variance` of samples, the working model of the degrees of freedom has the intra-class correlation that the
-    error shows. Clusters of one size have C - 1 all the same; of unequal ones that are alike within, the large ones
+    error shows. Clusters of one size have C - 1 all the same; of unequal ones with similar values, the large ones
     decide, and there are fewer.
     """
     n = float(sizes.sum())
@@ -460,7 +460,7 @@ def quantile_interval(
         notes: tuple[str, ...] = ()
         count, worth, worth_n, method = None, None, float(n), "order statistics"
     else:
-        # How alike the values of a cluster are shows at the median; few lie beyond a quantile near 0 or 1.
+        # How similar the values of a cluster are shows at the median; few lie beyond a quantile near 0 or 1.
         middle = value if share == 0.5 else float(np.quantile(array, 0.5, method="inverted_cdf"))
         shares = [
             mean_interval(Repeats((samples.flat <= at).astype(np.float64), samples.counts), clusters=clusters)
@@ -474,7 +474,7 @@ def quantile_interval(
         stretch = normal_quantile(two_sided(level)) / t_quantile(two_sided(level), df)
         worth_n = effective * stretch**2
         ends = exact_rate_interval(share, worth_n, level=level)
-        # An end exists if so many independent values would have one: not all of them may lie on one side by chance.
+        # An end exists if `worth_n` independent values would have one: not all may lie on one side by chance.
         first = floor(ends.low * trials) if (1 - share) ** worth_n <= tail else 0
         last = ceil(ends.high * trials) if share**worth_n <= tail else trials + 1
         method = f"order statistics with effective n {effective:.1f}"
@@ -576,7 +576,7 @@ def _clipped(mean: float, half: float, bounds: tuple[float, float] | None, level
 
 
 def plain_se(array: FloatArray) -> float:
-    """`sem` of a checked array; by hand because scipy's own costs a millisecond a call."""
+    """`sem` of a checked array; scipy's own costs a millisecond a call."""
     return float(array.std(ddof=1)) / sqrt(array.size)
 
 

@@ -25,7 +25,7 @@ from fairtrial.stats.paired import PairedDifference, paired_difference
 from fairtrial.stats.power import detectable_shift
 
 BOOTSTRAP_BEYOND = 10
-"""From so many values (or clusters) beyond a quantile on, on each side of it, its difference is bootstrapped."""
+"""With at least this many values (or clusters) on each side of a quantile, its difference is bootstrapped."""
 
 _DRAWS = 1999
 _CELLS = 4_000_000  # Weights that are held at once.
@@ -203,7 +203,7 @@ class _Ranked:
 
 
 def _widened(alpha: float, beyond: float) -> float:
-    """Return the 1 - level of percentiles that are as far out as t is with so many values instead of z."""
+    """Return the 1 - level of percentiles that are as far out as t of `beyond` values instead of z."""
     stretched = t_quantile(two_sided(1 - alpha), beyond - 1) * sqrt(beyond / (beyond - 1))
     return erfc(stretched / sqrt(2))
 

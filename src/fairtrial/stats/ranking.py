@@ -247,7 +247,7 @@ class SystemPairs:
 
     @classmethod
     def of(cls, systems: int, baseline: int | None) -> SystemPairs:
-        """The pairs of so many systems."""
+        """All pairs of `systems` systems."""
         if systems < 2:
             raise ValueError(f"a ranking needs at least two systems (got {systems})")
         if baseline is not None and not 0 <= baseline < systems:
@@ -508,8 +508,8 @@ def _stratum(table: SystemScores, weight: float, pairs: SystemPairs) -> _Stratum
         single = not table.repeated
         verdicts = single and table.clusters is None and bool(np.all((scores == 0) | (scores == 1)))
         few = np.count_nonzero(apart, axis=0) < FEW_IMPERFECT
-        alike = np.ptp(apart, axis=0) == 0
-        pseudo = np.where(verdicts | (single & few) | alike, largest, 0.0)
+        constant = np.ptp(apart, axis=0) == 0
+        pseudo = np.where(verdicts | (single & few) | constant, largest, 0.0)
     return _Stratum(weight, n, totals, sizes, shift, pseudo, note)
 
 
@@ -563,7 +563,7 @@ def _resampled_maxima(
 
 
 def _chunks(draws: int, width: int) -> Iterator[int]:
-    """Numbers of draws that make up all of them, none so many that a table of this width would not fit."""
+    """Split `draws` into numbers of draws for which a table of this width fits into memory."""
     step = max(1, CELLS // width)
     for start in range(0, draws, step):
         yield min(step, draws - start)

@@ -219,7 +219,7 @@ def signflip(
 ) -> SignFlip | Undefined:
     """Two-sided sign-flip permutation test of a mean difference of 0. Fisher (1935).
 
-    If the two systems are alike, every difference is as likely as its negative. p is the share of sign patterns
+    If the two systems are equal, every difference is as likely as its negative. p is the share of sign patterns
     whose |sum| is at least the observed one: all patterns where there are at most 14 non-zero units or where all
     have one magnitude (then it is the binomial test, and on 0/1 scores the exact McNemar test), else `draws` random
     ones (9,999, or 4,999 above 1,000 units), with p = (1 + hits)/(1 + draws) (Phipson and Smyth 2010). Clusters are
@@ -404,7 +404,7 @@ class Bootstrap:
 
 
 def draws_for(asked: int | None, units: int) -> int:
-    """The number of random draws for so many units, unless one is asked for."""
+    """The number of random draws for `units` units; `asked` overrides it."""
     if asked is None:
         return DRAWS if units <= 1_000 else DRAWS_OF_MANY
     if asked < 1:

@@ -1,7 +1,7 @@
 """What a run's record keeps beside its plan: one record for each fact.
 
-They are stored as one JSON object. Whoever changes it writes some of its keys with `write_notes`; the store merges them
-into those it has, and keys that this version does not know stay as they are. Everybody else reads `RunRecord.noted`.
+They are stored as one JSON object. Writers change some of its keys with `write_notes`; the store merges them into those
+it has, and keys that this version does not know stay as they are. Readers use `RunRecord.noted`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A worker process for the trials of one suite, as `fairtrial worker` starts it.
 
-The suite is named by whoever starts the process, never by a message. Messages contain only data: the sample, the
+The suite is named on the command line, never by a message. Messages contain only data: the sample, the
 experiment and the run.
 """
 

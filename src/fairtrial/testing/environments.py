@@ -22,8 +22,8 @@ def check_environment(factory: Callable[[], Any], script: Sequence[Step] = ()) -
     """Check that environments of one type can be saved, restored, forked and closed.
 
     At every point of the script the state is saved and restored, and the original and the copy must answer the rest of
-    the script alike. They must share nothing, leave saved states unchanged, write their kind and version into every
-    state, and survive being closed twice.
+    the script the same way. They must share nothing, leave saved states unchanged, write their kind and version into
+    every state, and survive being closed twice.
 
     Args:
         factory: Returns a new environment, or an awaitable of it.

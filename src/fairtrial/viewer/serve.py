@@ -115,7 +115,7 @@ class ServeOptions:
         secure: Whether a proxy ends TLS in front of it.
         read_only: Open the store for reading only.
         reviewers: The names of people who get an address of their own, with reviews and nothing else.
-        user: The name under which labels of whoever started the server are stored; by default, the login name.
+        user: The name under which labels of the person who started the server are stored; by default, the login name.
         token: What people sign in with; by default one that is kept beside the store.
     """
 

@@ -19,7 +19,7 @@ from fairtrial.store.rows import OUTCOMES
 from fairtrial.viewer.question import PAGE, STATES, Place, Question
 
 BUILT_HERE = 20_000
-"""Columns of runs with at most so many trials are built by the server itself, those of others by a child."""
+"""Largest run whose columns the server builds itself; larger ones are built in a child process."""
 
 
 def open_columns_of(store: RunStore, run: RunRecord) -> TrialColumns:
@@ -75,7 +75,7 @@ def conditions_of(columns: TrialColumns, question: Question) -> list[Condition] 
 type Mask = NDArray[np.bool_]
 _BLOCK = 1 << 18
 _NEAR = 1 << 14  # Where a page in plan order is likely to be found in the first block.
-_FEW = 16  # Of every so many trials one is chosen: then its metadata is read alone.
+_FEW = 16  # If fewer than one trial in 16 is selected, only the metadata of these is read.
 _SHOWN_VALUES = 30
 _SHOWN_FACETS = 8
 _PASSED, _FAILED = STATES.index("passed") + 1, STATES.index("failed") + 1

@@ -110,7 +110,7 @@ def test_a_score_outside_0_to_1_is_a_metric_and_only_its_verdict_counts(store: R
     assert score.value == pytest.approx(2 / 3)
 
 
-def test_a_criterion_that_once_leaves_0_to_1_is_read_alike_in_all_runs(store: RunStore, tmp_path: Path) -> None:
+def test_a_criterion_that_once_leaves_0_to_1_is_read_the_same_in_all_runs(store: RunStore, tmp_path: Path) -> None:
     project = small_project()
     for item in (*project.items["evalrun_a"], *project.items["evalrun_b"]):
         del item["results"][1:]

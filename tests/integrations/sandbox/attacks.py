@@ -321,7 +321,7 @@ async def asks_the_kernel_for_more(box: Sandbox) -> None:
         "    except OSError: pass\n"
     )
     assert await python(box, code) == ""
-    for signal in ("-9 1", "-STOP 1"):  # The first process of the sandbox; `carry_out` asks whether it still works.
+    for signal in ("-9 1", "-STOP 1"):  # The first process of the sandbox; `run_attack` asks whether it still works.
         await box.exec(["sh", "-c", f"kill {signal}"])
 
 
@@ -362,7 +362,7 @@ async def makes_too_many_files(box: Sandbox) -> None:
     assert (await box.exec(["touch", "one"])).success
 
 
-async def carry_out(function: Attack) -> None:
+async def run_attack(function: Attack) -> None:
     """Carry out an attack; the sandbox must work afterwards."""
     async with Sandbox(limits=LIMITS) as box:
         assert (await box.exec(["echo", "before"])).stdout == "before\n"
@@ -374,7 +374,7 @@ def main() -> None:
     results = {}
     for name, function in ATTACKS.items():
         try:
-            anyio.run(functools.partial(carry_out, function))
+            anyio.run(functools.partial(run_attack, function))
             results[name] = "contained"
         except BaseException:
             results[name] = traceback.format_exc()

@@ -16,7 +16,7 @@ import pytest
 
 from fairtrial.integrations.sandbox import ExecResult, Sandbox, SandboxLimits
 from tests.integrations.sandbox.another_user import NOBODY, ROOT, as_another_user
-from tests.integrations.sandbox.attacks import ATTACKS, LIMITS, carry_out, pid_of, processes_of
+from tests.integrations.sandbox.attacks import ATTACKS, LIMITS, pid_of, processes_of, run_attack
 
 SLOW = {"a_gigabyte_of_output"}
 
@@ -24,7 +24,7 @@ SLOW = {"a_gigabyte_of_output"}
 @pytest.mark.proves("R145")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n in SLOW else []) for n in ATTACKS])
 def test_an_attack_is_contained_and_the_sandbox_works_afterwards(name: str) -> None:
-    anyio.run(carry_out, ATTACKS[name])
+    anyio.run(run_attack, ATTACKS[name])
 
 
 @pytest.mark.long

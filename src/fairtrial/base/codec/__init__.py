@@ -19,7 +19,7 @@ The rules, settled once:
 | anything else              | `CodecError` with the path to it; nothing is pickled, nothing is silently dropped |
 
 A union is read as the member that fits: exact scalars first, then the record that has exactly these fields, then the
-earliest. Members that are written alike cannot be told apart: text beside a date is text, a list beside a tuple is
+earliest. Members with the same JSON form cannot be told apart: text beside a date is text, a list beside a tuple is
 whichever comes first.
 
 Reading is strict: an int is accepted where a float is asked for, a bool is never a number, text is never parsed

@@ -126,7 +126,7 @@ def _key(key: Any) -> str:
 
 
 PRIVATE: Mapping[str, Any] = MappingProxyType({"codec": "private"})
-"""Metadata of a dataclass field that is not written: whoever wants it in the record writes it by name."""
+"""Metadata of a dataclass field that is not written by default: a record that needs it writes it by name."""
 SPARSE: Mapping[str, Any] = MappingProxyType({"codec": "sparse"})
 """Metadata of a dataclass field that is written only where it differs from its default."""
 

@@ -261,7 +261,7 @@ class Session:
     def record(self, event: object, *, actor: str = "task") -> None:
         """Append an event: any frozen dataclass, pydantic model or other value that can be stored as JSON."""
         try:
-            # Shares nothing with the event, and is frozen for whoever looks at it.
+            # Shares nothing with the event, and is frozen for its readers.
             data = event.to_record() if isinstance(event, ChatMessage) else to_json(event)
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None

@@ -40,7 +40,7 @@ from fairtrial.mailbox import server as bulk
 from fairtrial.mailbox.protocol import MailboxDepth, Message
 from fairtrial.runs.request import RunRequest
 from fairtrial.runs.retries import RetrySet
-from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, carry_out
+from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, run_to_end
 from fairtrial.runs.scheduler import Limits, run_trials, unwrap_error_groups
 from fairtrial.runs.writer import Writer
 from fairtrial.store.protocol import RunRecord
@@ -67,14 +67,14 @@ async def dispatch_run(
             "warmup=%d has no effect on a fleet: workers start at any time, without warm-up", request.config.warmup
         )
 
-    async def carry(work: OpenRun) -> None:
+    async def execute(work: OpenRun) -> None:
         # In a separate task, which is cancelled once, however often the caller is.
-        await finish(_carry(work, broker, fingerprint, settings), cancel=True)
+        await finish(_dispatch(work, broker, fingerprint, settings), cancel=True)
 
-    return await carry_out(request, carry, interrupt=interrupt, on_result=on_result)
+    return await run_to_end(request, execute, interrupt=interrupt, on_result=on_result)
 
 
-async def _carry(work: OpenRun, broker: Broker, fingerprint: str, config: DispatchConfig) -> None:
+async def _dispatch(work: OpenRun, broker: Broker, fingerprint: str, config: DispatchConfig) -> None:
     """Open the mailboxes of a run and dispatch it; then close them, and delete the run's own if it is complete."""
     suite, run_id = work.request.suite, work.run.run_id
     opening, seconds = f"opening the mailboxes of {suite!r}", config.open_seconds

@@ -210,7 +210,7 @@ class Wakeup:
 def raise_if_cancelled() -> None:
     """Raise CancelledError if this task was cancelled earlier.
 
-    asyncio delivers a cancellation once: a loop over mailbox calls that swallowed it would run for ever.
+    asyncio delivers a cancellation once: a loop over mailbox calls that swallowed it would run forever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

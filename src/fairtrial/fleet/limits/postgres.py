@@ -19,7 +19,7 @@ _NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::float8"
 # If the server's clock was set back, calls must not be blocked for the rest of the day.
 _COOL: Final = "CASE WHEN paused_until > now + 120e6 THEN 0 ELSE coalesce(paused_until, 0) END"
 
-# The clock is read in a step of its own: after the lock was obtained, whoever held it before.
+# The clock is read in a step of its own, after the lock was obtained.
 _LOCKED: Final = f"""
     WITH locked AS MATERIALIZED (
         SELECT * FROM fleet_limits

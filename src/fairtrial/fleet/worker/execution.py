@@ -230,7 +230,7 @@ class TrialExecutor:
         return result
 
     async def execute(self, request: EvalRequest) -> EvalResult:
-        """Execute and score one request, here and now."""
+        """Execute and score one request in this process."""
         try:
             rules, experiment, sample = self._prepare(request)
         except UnknownTypeError as error:

@@ -277,7 +277,7 @@ class JobSet[T]:
         self._release(job, "ended")
 
     def orphan_overdue(self) -> None:
-        """Abandon the tasks of jobs that were already overdue at the last call: each would occupy its slot for ever.
+        """Abandon the tasks of jobs that were already overdue at the last call: each would occupy its slot forever.
 
         Not at the first one: an event loop that was stuck has yet to cancel the overdue tasks.
         """

@@ -134,7 +134,7 @@ class CappedOutput:
 
 
 async def write_all(descriptor: int, data: bytes) -> None:
-    """Write to a pipe and close it; a reader that went away is no error."""
+    """Write to a pipe and close it; a reader that went away is ignored."""
     os.set_blocking(descriptor, False)
     view = memoryview(data)
     try:

@@ -141,7 +141,7 @@ class PendingTrace:
         self._buffer.close(self.trace_id)
 
     def wake(self) -> None:
-        """Wake whoever waits; called from the thread that receives."""
+        """Wake the waiting task; called from the thread that receives."""
         self.changed_at = time.monotonic()
         notify = self._notify
         if notify is not None:

@@ -316,7 +316,7 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')
     names[#names + 1] = consumer[2]
     held = held + consumer[4]
   elseif consumer[6] > tonumber(ARGV[4]) then
-    -- Only with nothing pending: what a deleted consumer had pending would be lost for ever.
+    -- Only with nothing pending: what a deleted consumer had pending would be lost.
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'fairtrial', consumer[2])
   end
 end

@@ -155,7 +155,8 @@ class SqsAddress:
         poll_seconds: The longest single long poll: shorter ones cost more, longer ones delay the end of a worker.
         linger_seconds: How long a request that is not full waits for more messages: SQS bills requests, and up to ten
             messages share one.
-        lag_seconds: How late the counts of SQS may be: for this long, an empty queue is no sign of lost requests.
+        lag_seconds: How late the counts of SQS may be: for this long, an empty queue does not mean that requests were
+            lost.
     """
 
     region: str

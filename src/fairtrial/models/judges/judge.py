@@ -19,7 +19,7 @@ from fairtrial.models.adapter import Completion, ProviderAdapter
 from fairtrial.models.clients import family
 from fairtrial.models.judges.fence import Material, fence, token_for
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
-from fairtrial.scoring.evaluator import Case, EvalContext, Scorer, call_by_hand
+from fairtrial.scoring.evaluator import Case, EvalContext, Scorer, call_directly
 from fairtrial.scoring.score import SHARE, Metric, Score
 
 type Rating = Literal["excellent", "good", "fair", "poor", "wrong"]
@@ -220,13 +220,13 @@ class Judging(Scorer):
         """
         if context is None:
             case = Case(Sample("by-hand", None, expected), output, session)
-            return call_by_hand(lambda: self.score(case))
+            return call_directly(lambda: self.score(case))
         case = Case(output, expected, context.session, adapter=context.adapter, run_id=context.run_id)
 
         async def scores() -> tuple[Score, ...]:
             return (await self.score(case),)
 
-        return call_by_hand(scores)
+        return call_directly(scores)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: {self.criterion!r}>"
@@ -455,7 +455,7 @@ def llm_judge(
 ) -> LLMJudge:
     """A judge that rates outputs as excellent, good, fair, poor or wrong; the first two pass.
 
-    `llm_judge(adapter, criterion)` or `llm_judge(criterion)`. It can be called by hand like any evaluator.
+    `llm_judge(adapter, criterion)` or `llm_judge(criterion)`. You can call it directly, like any evaluator.
 
     Args:
         given: The judge's model and the criterion, or the criterion alone.

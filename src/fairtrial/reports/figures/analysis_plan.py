@@ -60,7 +60,7 @@ class AnalysisPlan:
         tests: Number of tests of the primary metric, one for each candidate.
         samples: Number of samples; None if it was not planned.
         repeats: Number of repeats of each sample.
-        power: The probability that so many samples detect the smallest difference that matters.
+        power: The probability that `samples` samples detect the smallest difference that matters.
         max_missing_share: As in `GateRules`: up to this share, missing outcomes are taken at their worst.
         max_missing: As in `GateRules`: up to this share, leave missing outcomes out instead.
         lower_is_better: As in `GateRules`: metrics of which less is better.

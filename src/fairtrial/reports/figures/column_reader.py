@@ -359,7 +359,7 @@ class _Cells:
             # A built-in metric takes precedence over one with the same name.
             if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
                 self._set(name, scored, [found.get(name) for found in metrics])
-        # Most scores are alike; in the order in which they came, since the first declared direction counts.
+        # Most scores have the same metrics; in the order in which they came, since the first declared direction counts.
         kinds = dict.fromkeys((row.verdicts, tuple(row.metrics)) for row in some)
         for facts, declared in kinds:
             if facts and not facts.isdigit():

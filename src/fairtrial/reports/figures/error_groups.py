@@ -1,4 +1,4 @@
-"""Errors of trials: where they were raised, and which of them are alike."""
+"""Errors of trials: where they were raised, and which of them belong together."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def error_line(error: str, location: str = "", *, varied: bool = False) -> str:
 def error_key(result: EvalResult) -> tuple[str, ...]:
     """Return what errors of one group have in common."""
     error, location = plain_error(result), error_location(result)
-    alike = error.partition(":")[0] if location else _NUMBER.sub("0", error)
-    return result.outcome, alike, location
+    message = error.partition(":")[0] if location else _NUMBER.sub("0", error)
+    return result.outcome, message, location
 
 
 def group_errors(results: Iterable[EvalResult]) -> list[ErrorGroup]:

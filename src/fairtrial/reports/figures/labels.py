@@ -58,7 +58,7 @@ def smallest(ordinals: NDArray[np.int64], review: ReviewNote) -> NDArray[np.int6
 
 
 def keyed_hash(seed: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return hashes of numbers that look random and independent to whoever does not know the seed.
+    """Return hashes of numbers that look random and independent without the seed.
 
     Two rounds of the finalizer of SplitMix64, which maps 64 bits one to one, so that no two numbers are equal.
     """

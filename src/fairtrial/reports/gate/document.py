@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fairtrial.reports.gate.gate import GateResult
 
 MOST_REASONS = 6
-"""So many reasons beside the first are shown; of more, how many there are."""
+"""Maximum number of reasons shown beside the first; the others are counted."""
 
 _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
 

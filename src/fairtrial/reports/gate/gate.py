@@ -259,7 +259,7 @@ def gate_sources(
 ) -> tuple[GateResult, GateNote | None]:
     """Decide from intervals whether an experiment meets the rules; rules with a margin need a baseline.
 
-    Returns the decision, and the note of it for the baseline's run, if it has none yet: whoever gates keeps it there,
+    Returns the decision, and the note of it for the baseline's run, if it has none yet: the caller stores it there,
     so that the next gate can tell how often it has been tried.
     """
     rules.check_baseline(given=baseline is not None)

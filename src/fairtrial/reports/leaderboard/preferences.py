@@ -28,7 +28,7 @@ def read_preferences(source: ExperimentSource, opponent: str) -> list[Preference
     if not {_OURS_FIRST, _OURS_SECOND} <= columns.values.keys():
         raise ConfigurationError(
             f"no result of {source.name!r} was scored by a pairwise judge\n"
-            "use pairwise_judge as the evaluator, or make comparisons by hand: Preference(first, second, winner)"
+            "use pairwise_judge as the evaluator, or create comparisons yourself: Preference(first, second, winner)"
         )
     return list(_preferences(columns, source.name, opponent, _clusters(columns, key)))
 

@@ -2,8 +2,8 @@
 
 Reports, comparisons and gates are put into words once, as a `Document`; the terminal, Markdown and HTML each show any
 document. So no figure can have its interval in one format and lack it in another, and the rule for text that models
-wrote is kept in one place for each format: **every string in a document is plain text, never markup.** Whoever shows a
-document escapes all of it.
+wrote is kept in one place for each format: **every string in a document is plain text, never markup.** A format
+escapes all of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Column:
     shortest: int = 10
     optional: bool = False
     prose: bool = False
-    lines: int = 1  # In a terminal, a longer text is cut to so many lines.
+    lines: int = 1  # Maximum number of lines in a terminal.
 
     @property
     def heads_row(self) -> bool:

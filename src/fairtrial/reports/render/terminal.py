@@ -221,7 +221,7 @@ def _replaced_cell(row: tuple[Content, ...], at: int, cut: dict[str, str]) -> tu
 
 
 def cut_names(names: Collection[str], size: int) -> dict[str, str]:
-    """Return how each name that is wider than `size` is cut: at its end, unless two names would then look alike.
+    """Return how each name that is wider than `size` is cut: at its end, unless two names would then look the same.
 
     Names with the same beginning are cut in the middle; if they also have the same end, what is the same is left out.
     """

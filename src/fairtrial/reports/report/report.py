@@ -57,7 +57,7 @@ class EvalReport(RunReport, Generic[OutputT]):  # noqa: UP046 - they have defaul
     Args:
         store: Where the run is.
         run: The run.
-        results: Results made by hand, or chosen from other reports; in place of a store and a run.
+        results: Results to report on, instead of a stored run.
         run_id: The id of the run that is made of them; by default a new one.
         dataset_name: A name for their dataset.
         config: The settings they were made with.

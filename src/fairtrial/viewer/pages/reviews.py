@@ -145,7 +145,7 @@ async def _reviews(
 
 
 def _half_width(labels: int) -> float:
-    """Return the half width of an interval of a rate from so many labels at its widest, without help of the judge."""
+    """Return the half width of the interval of a rate of 0.5 from `labels` labels, without help of the judge."""
     low, high = wilson_bounds(0.5, labels, Z_95)
     return (high - low) / 2
 
