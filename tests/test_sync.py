@@ -67,7 +67,9 @@ def test_a_call_inside_an_event_loop_is_refused_and_the_async_twin_is_named(name
         CALLS[name]()
 
     twin = f"{home(name).__name__}.{name}"
-    said = f"fairtrial.sync.{name} must be called outside of an event loop, which it would stop\nawait {twin} instead"
+    said = (
+        f"fairtrial.sync.{name} cannot be called inside an event loop, because it would block it\nawait {twin} instead"
+    )
     with pytest.raises(ConfigurationError, match=f"^{re.escape(said)}$"):
         run(call)
 

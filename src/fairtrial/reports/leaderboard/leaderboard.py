@@ -134,7 +134,7 @@ def rank_sources(
     if len(groups) == 1:
         suites = {name: read_sides(group, [metric], cluster, ()) for name, group in groups.items()}
     else:
-        suites = {name: _same_names(name, group, sources, metric, cluster) for name, group in groups.items()}
+        suites = {name: _columns_by_name(name, group, sources, metric, cluster) for name, group in groups.items()}
     return rank_columns(
         suites,
         metric=metric,
@@ -155,7 +155,7 @@ def refuse_adaptive(sources: Sequence[ExperimentSource], what: str) -> None:
             )
 
 
-def _same_names(
+def _columns_by_name(
     dataset: str,
     group: Sequence[ExperimentSource],
     sources: Sequence[ExperimentSource],
