@@ -307,11 +307,6 @@ def test_redis_starts_as_composed_with_its_user_its_limits_and_nobody_else(compo
         process.wait(20)
 
 
-def test_the_documented_rights_are_those_that_are_deployed() -> None:
-    rights = (DEPLOY / "redis-user.acl").read_text().strip()
-    assert f"    {rights}\n" in (ROOT / "docs" / "how-to" / "fleet.md").read_text()
-
-
 def test_a_key_that_is_written_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="duplicate key 'a'"):
         read_yaml("b: 1\nc:\n  a: 1\n  a: 2\n")
