@@ -153,7 +153,7 @@ class TestTurnValues:
         assert lost.score.reward == 0.0
         found = await turn_values(lost, lock_suite(right=0.9, seed=3), n=20)
         worst = min(found, key=lambda value: value.credit or 0.0)
-        assert (worst.turn, worst.said) == (1, "press(pin=9)")
+        assert (worst.turn, worst.summary) == (1, "press(pin=9)")
         assert str(worst).startswith("turn 1  value ")
         assert "credit -" in str(worst)
 

@@ -58,9 +58,9 @@ def _explain(error: ConfigurationError, where: str) -> FairtrialError:
         return error
     location = location_of(cause) or where
     if isinstance(cause, FairtrialError):
-        told = explain(cause)
-        remedy = told.remedy
-        what = told.what if told.where is None else f"{location}: {told.what}"
+        explained = explain(cause)
+        remedy = explained.remedy
+        what = explained.what if explained.where is None else f"{location}: {explained.what}"
     else:
         message = cause.msg if isinstance(cause, SyntaxError) else str(cause)  # The place has been named.
         what = f"{location}: {type(cause).__name__}: {' '.join(message.split())}"

@@ -17,7 +17,7 @@ from fairtrial.cli.user_errors import UserError
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
 from fairtrial.reports.render.safe_text import executions_text, plain, session_lines, value_text
 from fairtrial.reports.report.run_json import moment
-from fairtrial.reports.report.trials import criterion_text, said_by_criteria
+from fairtrial.reports.report.trials import criterion_text, repeats_criteria
 from fairtrial.reports.run_names import name_of, rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
@@ -83,7 +83,7 @@ def _score(console: Console, result: EvalResult) -> None:
     if result.score is None:
         return
     score = result.score
-    if (why := score.explain()) and not said_by_criteria(why, score):
+    if (why := score.explain()) and not repeats_criteria(why, score):
         _part(console, "reason", why)
     if len(score.criteria) > 1:
         for position, metric in enumerate(score.criteria):
@@ -282,9 +282,11 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     console = out()
     print_table(console, table)
     for name, _, adjusted in tests:
-        said = "differ" if adjusted <= 0.05 else "do not differ detectably"
+        verdict = "differ" if adjusted <= 0.05 else "do not differ detectably"
         among = f", adjusted for {len(tests)} tests" if len(tests) > 1 else ""
-        console.print(f"\n{plain(name)}: pass rates by {plain(key)} {said} ({p_text(adjusted)}{among}).", markup=False)
+        console.print(
+            f"\n{plain(name)}: pass rates by {plain(key)} {verdict} ({p_text(adjusted)}{among}).", markup=False
+        )
     return 0
 
 

@@ -126,10 +126,10 @@ class _Held(io.StringIO):
 @contextmanager
 def held_output() -> Iterator[None]:
     """Keep what is printed until the end of the block, and discard it after an error: the block can be repeated."""
-    shown, said = _Held(sys.stdout), _Held(sys.stderr)
-    with redirect_stdout(shown), redirect_stderr(said):
+    shown, errors = _Held(sys.stdout), _Held(sys.stderr)
+    with redirect_stdout(shown), redirect_stderr(errors):
         yield
-    for stream, held in ((sys.stdout, shown), (sys.stderr, said)):
+    for stream, held in ((sys.stdout, shown), (sys.stderr, errors)):
         stream.write(held.getvalue())
         stream.flush()
 

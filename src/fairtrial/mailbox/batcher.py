@@ -73,9 +73,9 @@ class Batcher:
         except BaseException as error:  # Waiting callers must receive any error.
             # A cancelled task means that the connection is being closed; other errors may be retried.
             kind = MailboxConnectionError if isinstance(error, Exception) else MailboxClosedError
-            told = error if isinstance(error, MailboxError) else kind(f"the operation was not run: {error!r}")
+            failure = error if isinstance(error, MailboxError) else kind(f"the operation was not run: {error!r}")
             for batch in [*batches, *self._full, *self._open.values()]:
-                _deliver(batch, told)
+                _deliver(batch, failure)
             self._full, self._open = [], {}
             if not isinstance(error, Exception):
                 raise

@@ -159,8 +159,8 @@ def agent_task(
                 await _save(ctx, environments)
 
     async def first_messages(sample: Sample[Any, Any], params: Mapping[str, Any]) -> Sequence[ChatMessage]:
-        said = await opening_messages(prepare_messages, sample, sample.input)
-        return (ChatMessage("system", system), *said) if system else said
+        opening = await opening_messages(prepare_messages, sample, sample.input)
+        return (ChatMessage("system", system), *opening) if system else opening
 
     def rebuild(**changes: Any) -> Any:
         settings: dict[str, Any] = {
@@ -280,16 +280,16 @@ class _Loop:
             refused = isinstance(error, ModelRefusedError)
             if isinstance(error, ModelRefusedError) and error.refusal:
                 self.say(ChatMessage("assistant", error.refusal))
-            said = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+            description = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
             ended: EndReason = "truncated" if cancelled else "terminated" if refused else "error"
-            end = self._ended(ended, said[:LONGEST_ERROR])
+            end = self._ended(ended, description[:LONGEST_ERROR])
             raise
         finally:
             if end is not None:
                 self.ctx.session.record(end)
         if output is None and self.output_type is str:
-            said_last = (message.text for message in reversed(self.messages) if message.role == "assistant")
-            return next((text for text in said_last if text), "")
+            replies = (message.text for message in reversed(self.messages) if message.role == "assistant")
+            return next((text for text in replies if text), "")
         return output
 
     def _ended(self, reason: EndReason, detail: str) -> AgentEnded:

@@ -274,15 +274,15 @@ def _in_words(schema: Any) -> Any:
         return [_in_words(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    told = {key: schema[key] for key in schema if key in _IN_WORDS}
+    constraints = {key: schema[key] for key in schema if key in _IN_WORDS}
     kept = {
         key: {name: _in_words(value) for name, value in item.items()}
         if key in ("properties", "$defs")
         else _in_words(item)
         for key, item in schema.items()
-        if key not in told
+        if key not in constraints
     }
-    if told:
-        words = ", ".join(f"{key}: {json.dumps(value)}" for key, value in told.items())
+    if constraints:
+        words = ", ".join(f"{key}: {json.dumps(value)}" for key, value in constraints.items())
         kept["description"] = f"{kept['description']} ({words})" if "description" in kept else words
     return kept

@@ -384,9 +384,10 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 # There is no time for another attempt: report the cause instead of a timeout.
                 raise failed
             if recorder is not None:
-                said = f"{type(failed).__name__}: {failed}"
+                description = f"{type(failed).__name__}: {failed}"
                 recorder.record(
-                    ModelCallFailed(call.prompt_name, self._name, self._model, said, round(pause, 3)), actor=call.actor
+                    ModelCallFailed(call.prompt_name, self._name, self._model, description, round(pause, 3)),
+                    actor=call.actor,
                 )
             await anyio.sleep(pause)
 

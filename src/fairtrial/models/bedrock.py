@@ -260,8 +260,8 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
         answer["output"] = {"message": {"content": [blocks[index] for index in sorted(blocks)]}}
         return answer
 
-    def _raise_for(self, kind: str, said: str) -> None:
-        text = f"{self._where()} failed while it was answering: {kind}: {said}"
+    def _raise_for(self, kind: str, message: str) -> None:
+        text = f"{self._where()} failed while it was answering: {kind}: {message}"
         if kind == "throttlingException":
             raise RateLimitedError(text)
         if kind == "validationException":

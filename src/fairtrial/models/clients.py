@@ -131,46 +131,46 @@ _QUOTA = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_r
 def error_by_code(where: str, problem: Any) -> ModelError | None:
     """Return the error for an error object in an answer with status 200; None if its code says nothing."""
     code = problem.get("code") if isinstance(problem, Mapping) else None
-    said = f"{where} failed while it was answering: {_said_in(problem)}"
+    message = f"{where} failed while it was answering: {_message_in(problem)}"
     if isinstance(code, int):  # OpenRouter's are HTTP statuses.
         code = {429: "rate_limit_exceeded", 402: "insufficient_quota", 400: "invalid_request"}.get(code, "failed")
     if not isinstance(code, str):
         return None
-    if code == "context_length_exceeded" or _CONTEXT_FULL.search(said):
-        return ContextLengthError(said)
+    if code == "context_length_exceeded" or _CONTEXT_FULL.search(message):
+        return ContextLengthError(message)
     if code == "rate_limit_exceeded":
-        return RateLimitedError(said)
+        return RateLimitedError(message)
     if code in _QUOTA:
-        return BudgetExceededError(said)
-    if code == "content_filter" or (code == "invalid_prompt" and re.search(r"usage polic|flagged", said)):
-        return ModelRefusedError(said)
+        return BudgetExceededError(message)
+    if code == "content_filter" or (code == "invalid_prompt" and re.search(r"usage polic|flagged", message)):
+        return ModelRefusedError(message)
     if code.startswith(("invalid_", "image_", "unsupported_")):
-        return InvalidCallError(said)
-    return ModelUnavailableError(said, sent=True)
+        return InvalidCallError(message)
+    return ModelUnavailableError(message, sent=True)
 
 
 def error_by_status(where: str, error: Any, status: int, key_variable: str) -> ModelError:
     """Return the error for an answer with this status."""
-    said = f"{where}: {said_by(error)}"
+    message = f"{where}: {provider_message(error)}"
     codes = _codes(getattr(error, "body", None))
     wait = retry_after(getattr(getattr(error, "response", None), "headers", EMPTY))
     if wait is None:
         wait = _delay_in(getattr(error, "body", None))
     if "content_filter" in codes:
-        return ModelRefusedError(said)
+        return ModelRefusedError(message)
     if codes & _QUOTA:
-        return BudgetExceededError(said)
+        return BudgetExceededError(message)
     if status == 429:
-        return RateLimitedError(said, retry_after=wait)
+        return RateLimitedError(message, retry_after=wait)
     if status in (401, 403):
-        return ModelAuthError(f"{said}; the key comes from api_key=... or {key_variable}")
+        return ModelAuthError(f"{message}; the key comes from api_key=... or {key_variable}")
     # Status 200 means an error event in a stream.
     if status in (200, 408, 409, 425) or status >= 500:
         found = error_by_code(where, getattr(error, "body", None)) if status == 200 else None
-        return found or ModelUnavailableError(said, retry_after=wait, sent=status == 200)
-    if "context_length_exceeded" in codes or (status in (400, 422) and _CONTEXT_FULL.search(said)):
-        return ContextLengthError(said)
-    return InvalidCallError(said + _remedy(said))
+        return found or ModelUnavailableError(message, retry_after=wait, sent=status == 200)
+    if "context_length_exceeded" in codes or (status in (400, 422) and _CONTEXT_FULL.search(message)):
+        return ContextLengthError(message)
+    return InvalidCallError(message + _remedy(message))
 
 
 def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
@@ -229,24 +229,24 @@ def _delay_in(body: Any) -> float | None:
     return None
 
 
-def _said_in(body: Any) -> str | None:
+def _message_in(body: Any) -> str | None:
     inner = body.get("error") if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping) else body
     message = inner.get("message") if isinstance(inner, Mapping) else None
     return str(message) if message else None
 
 
-def said_by(error: BaseException) -> str:
+def provider_message(error: BaseException) -> str:
     """Return what the provider says, or else the error."""
     status = getattr(error, "status_code", None)
-    text = _said_in(getattr(error, "body", None)) or str(error)
+    text = _message_in(getattr(error, "body", None)) or str(error)
     return f"{text} (status {status})" if isinstance(status, int) else text
 
 
-def _remedy(said: str) -> str:
+def _remedy(message: str) -> str:
     """Return a remedy for known refusals of requests, else an empty text."""
-    if "/v1/responses" in said:
+    if "/v1/responses" in message:
         return '\nUse OpenAIAdapter(..., api="responses").'
-    if "temperature" in said or "top_p" in said:
+    if "temperature" in message or "top_p" in message:
         return "\nReasoning models do not support sampling parameters: remove them from params."
     return ""
 

@@ -70,8 +70,8 @@ class TaskLoop(Generic[InputT, OutputT]):
     @property
     def input_type(self) -> Any:
         """The input type from the type arguments of a subclass or the annotation of the task; else `object`."""
-        said = self._type_argument(0)
-        return input_type_of(self._task.fn) if said is object and self._task is not None else said
+        declared = self._type_argument(0)
+        return input_type_of(self._task.fn) if declared is object and self._task is not None else declared
 
     def initialize(self, input: InputT) -> tuple[Prompt[OutputT], Session]:
         """Return the prompt for an input and the session to record in. Subclasses implement this, sync or async."""

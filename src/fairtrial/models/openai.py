@@ -133,8 +133,8 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         try:
             return await super()._send(call)
         except InvalidCallError as error:
-            said = str(error).lower()
-            if self._api != "responses" or "encrypted content" not in said or "not supported" not in said:
+            text = str(error).lower()
+            if self._api != "responses" or "encrypted content" not in text or "not supported" not in text:
                 raise
             # Whether a model reasons cannot be told from its name: deployments at Azure have names of their own.
             self._encrypted = False
@@ -248,12 +248,12 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         if self._api == "responses":
             return responses.read(self, tree)
         choice = tree["choices"][0]
-        said: Mapping[str, Any] = choice["message"]
+        answer: Mapping[str, Any] = choice["message"]
         if isinstance(problem := choice.get("error"), Mapping):
             raise self._by_code(problem) or ModelUnavailableError(
                 f"{self._where()} failed while it was answering: {problem}", sent=True
             )
-        requested = said.get("tool_calls") or ()
+        requested = answer.get("tool_calls") or ()
         calls = tuple(
             tool_call(
                 call["function"]["name"],
@@ -263,17 +263,17 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             )
             for call, call_id in zip(requested, _call_ids(requested), strict=True)
         )
-        kept = {name: said[name] for name in _REASONING if said.get(name)}
-        content = said.get("content")
+        kept = {name: answer[name] for name in _REASONING if answer.get(name)}
+        content = answer.get("content")
         if isinstance(content, list) and any(part["type"] == "thinking" for part in content):
             kept["content"] = content
         reason = choice.get("finish_reason")
         if reason is not None:
             required_text(reason)
-        silent = content is None and not (calls or kept or said.get("refusal") or said.get("images"))
-        if silent and ("content" not in said or ending_of(reason, CHAT_ENDINGS) == "complete"):
+        silent = content is None and not (calls or kept or answer.get("refusal") or answer.get("images"))
+        if silent and ("content" not in answer or ending_of(reason, CHAT_ENDINGS) == "complete"):
             raise KeyError("content")
-        refusal = said.get("refusal") or (
+        refusal = answer.get("refusal") or (
             f"ended with {reason!r}" if ending_of(reason, CHAT_ENDINGS) == "refused" else None
         )
         model = self._served_model(tree.get("model"))
@@ -281,9 +281,9 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         return ModelReply(
             ChatMessage(
                 "assistant",
-                self._content(said),
+                self._content(answer),
                 calls,
-                reasoning=_reasoning(said),
+                reasoning=_reasoning(answer),
                 echo=self._echo(kept) if kept else None,
             ),
             self._usage(tree.get("usage"), model, extras),
@@ -303,9 +303,9 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             ChatMessage("assistant", dumps(vectors)), self._usage(tree.get("usage"), model), "stop", model
         )
 
-    def _content(self, said: Mapping[str, Any]) -> str | tuple[str | Attachment, ...]:
-        content = said.get("content")
-        images = said.get("images")  # Not part of OpenAI's API, but a common extension.
+    def _content(self, answer: Mapping[str, Any]) -> str | tuple[str | Attachment, ...]:
+        content = answer.get("content")
+        images = answer.get("images")  # Not part of OpenAI's API, but a common extension.
         if isinstance(content, str) and not images:
             return content
         parts: list[str | Attachment] = []
@@ -458,13 +458,13 @@ def _spoken(parts: Sequence[Mapping[str, Any]]) -> str:
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
-def _reasoning(said: Mapping[str, Any]) -> str:
+def _reasoning(answer: Mapping[str, Any]) -> str:
     """Return the visible reasoning of an answer, from the field that the server uses."""
     for name in ("reasoning_content", "reasoning"):
-        if isinstance(said.get(name), str):
-            return str(said[name])
+        if isinstance(answer.get(name), str):
+            return str(answer[name])
     thoughts: list[Any] = []
-    content = said.get("content")
+    content = answer.get("content")
     for part in content if isinstance(content, list) else ():
         if part["type"] == "thinking":  # Mistral's: a list of texts.
             thoughts.extend(piece.get("text") for piece in part["thinking"])

@@ -193,7 +193,7 @@ def _cost(
     provider: str | None,
     base_url: str | None,
     given: int,
-    said: int,
+    output_tokens: int,
     cached: int,
     written: int,
     extras: UsageExtras,
@@ -212,7 +212,7 @@ def _cost(
     try:
         usage = Usage(
             input_tokens=given,
-            output_tokens=said,
+            output_tokens=output_tokens,
             cache_read_tokens=cached or None,
             cache_write_tokens=written or None,
             **counts,

@@ -207,5 +207,5 @@ async def gather(adapter: SdkAdapter, events: AsyncIterator[Any]) -> Mapping[str
 
 def _failure(adapter: SdkAdapter, problem: Mapping[str, Any]) -> ModelError:
     found = adapter._by_code(problem)
-    said = f"{adapter._where()} failed while it was answering: {problem.get('message')}"
-    return found or ModelUnavailableError(said, sent=True)
+    message = f"{adapter._where()} failed while it was answering: {problem.get('message')}"
+    return found or ModelUnavailableError(message, sent=True)

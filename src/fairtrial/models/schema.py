@@ -223,8 +223,8 @@ class _Builder:
             if not field.init:
                 continue
             properties[field.name] = self.build(hints[field.name])
-            if isinstance(said := field.metadata.get("description"), str):
-                properties[field.name] = {**properties[field.name], "description": said}
+            if isinstance(description := field.metadata.get("description"), str):
+                properties[field.name] = {**properties[field.name], "description": description}
             if self.all_required or parameters[field.name].default is inspect.Parameter.empty:
                 required.append(field.name)
         return _object(properties, required)
@@ -288,17 +288,17 @@ def _choices(values: list[Any]) -> Schema:
 
 def _constraints(kind: Any, metadata: tuple[Any, ...]) -> Schema:
     notes = [note for note in metadata if isinstance(note, str)]
-    said: Schema = {"description": notes[-1]} if notes else {}
+    base: Schema = {"description": notes[-1]} if notes else {}
     if len(notes) == len(metadata):
-        return said
+        return base
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
     try:
         full = TypeAdapter(kind).json_schema()
     except (PydanticSchemaGenerationError, PydanticUserError, CodecError):
-        return said
-    return {**said, **{key: full[key] for key in _CONSTRAINTS if key in full}}
+        return base
+    return {**base, **{key: full[key] for key in _CONSTRAINTS if key in full}}
 
 
 def _is_strict(schema: Any) -> bool:
@@ -431,13 +431,13 @@ def _without_fence(text: str) -> str:
     return rest.removesuffix(_FENCE)
 
 
-def repair_messages(problem: str, said: ChatMessage) -> tuple[ChatMessage, ChatMessage]:
+def repair_messages(problem: str, reply: ChatMessage) -> tuple[ChatMessage, ChatMessage]:
     """Return the messages to add after an invalid answer: the answer, and the request to repair it."""
     request = (
         f"That answer could not be read: {problem}.\n"
         "Answer again with JSON only, in exactly the form asked for, with no text around it."
     )
-    return said if said.text else ChatMessage("assistant", "(nothing)"), ChatMessage("user", request)
+    return reply if reply.text else ChatMessage("assistant", "(nothing)"), ChatMessage("user", request)
 
 
 def _escaped(tree: Any) -> Any:

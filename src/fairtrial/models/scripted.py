@@ -116,14 +116,14 @@ class ScriptedAdapter(BaseAdapter):
         if isinstance(reply, BaseException):
             raise reply
         message = _message(reply, number)
-        usage = self._usage or TokenUsage(sum(_tokens(said) for said in call.messages), _tokens(message))
+        usage = self._usage or TokenUsage(sum(_tokens(sent) for sent in call.messages), _tokens(message))
         return ModelReply(message, usage, "tool_calls" if message.tool_calls else "stop", self.model)
 
     def _embed(self, call: ModelCall) -> ModelReply:
         if self._embedding is None:
             raise ConfigurationError("ScriptedAdapter has no embeddings: pass embedding=, a function of a text")
         vectors = [[float(number) for number in self._embedding(message.text)] for message in call.messages]
-        usage = self._usage or TokenUsage(sum(_tokens(said) for said in call.messages))
+        usage = self._usage or TokenUsage(sum(_tokens(sent) for sent in call.messages))
         return ModelReply(ChatMessage("assistant", dumps(vectors)), usage, "stop", self.model)
 
     def _pick(self, call: ModelCall, number: int) -> ScriptedReply:

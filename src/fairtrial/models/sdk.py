@@ -50,7 +50,7 @@ from fairtrial.models.clients import (
     error_by_status,
     family,
     own_clients,
-    said_by,
+    provider_message,
 )
 from fairtrial.models.limiter import RetryPolicy, shared_limiter
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, is_known, priced
@@ -333,7 +333,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         status = getattr(error, "status_code", None)
         if isinstance(status, int):
             return self._by_status(error, status)
-        said = said_by(error)
+        message = provider_message(error)
         module = importlib.import_module(self.package)
         if (unreachable := self._unreachable(error)) is not None:
             return unreachable
@@ -346,13 +346,15 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             )
         if isinstance(error, module.APIError):
             found = self._by_code(getattr(error, "body", None))
-            return found or ModelUnavailableError(f"{self._where()} failed while it was answering: {said}", sent=True)
+            return found or ModelUnavailableError(
+                f"{self._where()} failed while it was answering: {message}", sent=True
+            )
         if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-            return MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {said}")
+            return MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {message}")
         # Errors that the SDKs do not convert: incomplete bodies and broken connections.
         if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("httpx2", "httpx", "aiohttp"):
             return ModelUnavailableError(
-                f"the connection to {self._where()} failed: {type(error).__name__}: {said}", sent=True
+                f"the connection to {self._where()} failed: {type(error).__name__}: {message}", sent=True
             )
         return None
 
@@ -364,9 +366,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, TimeoutError):
-                said = os.strerror(cause.errno) if cause.errno > 0 else str(cause)
+                message = os.strerror(cause.errno) if cause.errno > 0 else str(cause)
                 return ModelUnavailableError(
-                    f"{self._where()} could not be reached at {self._base_url}: {said}", sent=cause.errno in _BROKEN
+                    f"{self._where()} could not be reached at {self._base_url}: {message}", sent=cause.errno in _BROKEN
                 )
             cause = cause.__cause__
         return None

@@ -77,8 +77,8 @@ class Tool:
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._parameters = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
         self._hints = hints_of(_annotated(fn))
-        said = inspect.getdoc(fn) if description is None else description
-        self.spec = ToolSpec(called, said or "", self._schema())
+        text = inspect.getdoc(fn) if description is None else description
+        self.spec = ToolSpec(called, text or "", self._schema())
 
     @property
     def name(self) -> str:

@@ -111,9 +111,9 @@ class World:
                 await self._leaving.wait()
         except Exception as error:
             if self._ready.done():
-                _log.warning("closing the environment of %s failed: %s", self.sample.id, _said(error))
+                _log.warning("closing the environment of %s failed: %s", self.sample.id, _one_line(error))
             else:
-                self.problem = f"its environment could not be opened: {_said(error)}"
+                self.problem = f"its environment could not be opened: {_one_line(error)}"
                 self._ready.set_result(None)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolInvoked:
@@ -150,7 +150,7 @@ async def _set(event: anyio.Event) -> None:
     event.set()
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -171,13 +171,13 @@ class TurnValue:
 
     Attributes:
         turn: The turn, from 0.
-        said: The first words of what the agent did in this turn.
+        summary: The first words of what the agent did in this turn.
         value: The mean reward of the rollouts that continued from here, with its interval.
         credit: How much the turn changed the value: that of the next turn, or the reward of the trial, minus this one.
     """
 
     turn: int
-    said: str
+    summary: str
     value: MeanEstimate
     credit: float | None
 
@@ -185,7 +185,7 @@ class TurnValue:
         span = self.value.interval
         interval = "" if span is None else f" [{number(span.low)}, {number(span.high)}]"
         credit = "" if self.credit is None else f"  credit {self.credit:+.3f}"
-        return f"turn {self.turn}  value {number(self.value.mean)}{interval}{credit}  {self.said}"
+        return f"turn {self.turn}  value {number(self.value.mean)}{interval}{credit}  {self.summary}"
 
 
 def checkpoints(result: EvalResult) -> list[Checkpoint]:
@@ -205,15 +205,15 @@ def checkpoints(result: EvalResult) -> list[Checkpoint]:
     view = recorded.view(attempt=len(recorded[AttemptFailed].all()) + 1)
     messages, saved = list(view[ChatMessage].all()), list(view[EnvironmentSaved].all())
     found: list[Checkpoint] = []
-    said = states = 0
+    message_count = states = 0
     for envelope in view.envelopes:
         if same_kind(envelope.kind, kind_of(ChatMessage)):
-            said += 1
+            message_count += 1
         elif same_kind(envelope.kind, kind_of(EnvironmentSaved)):
             state = saved[states]
             states += 1
             if state.turn is not None and state.error is None:
-                found.append(Checkpoint(state.turn, tuple(messages[:said]), state.state))
+                found.append(Checkpoint(state.turn, tuple(messages[:message_count]), state.state))
     if not found:
         raise ConfigurationError(
             f"trial {result.key} has no checkpoints\nrun it with agent_task(..., checkpoints=True)"

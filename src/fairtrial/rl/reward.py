@@ -271,13 +271,13 @@ class RewardFunction:
             return Case(sample, self._output(completion), adapter=self._adapter)
         if world is not None and world.problem is not None:
             raise RuntimeError(world.problem)
-        said = messages_of(completion, role="assistant")
-        output = self._output(Trajectory(tuple(said)).last_reply or "")
+        replies = messages_of(completion, role="assistant")
+        output = self._output(Trajectory(tuple(replies)).last_reply or "")
         session = None
         if self._scorer.needs_session:
             before = [] if prompt is None else messages_of(prompt, role="user")
             invoked = None if world is None else world.invoked
-            session = conversation_session([*before, *said], invoked) if before or len(said) > 1 else None
+            session = conversation_session([*before, *replies], invoked) if before or len(replies) > 1 else None
         environment = None if world is None else world.environment
         return Case(sample, output, session, adapter=self._adapter, environment=environment)
 

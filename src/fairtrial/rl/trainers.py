@@ -241,10 +241,10 @@ def verifiers_taskset(suite: EvalSuite) -> Any:
         def load(self) -> Iterable[Any]:
             """Yield the samples as tasks."""
             for sample in suite.dataset:
-                system, said = split_system(prompt_of(sample))
+                system, messages = split_system(prompt_of(sample))
                 yield VerifiersTask(
                     VerifiersData(
-                        prompt=said,
+                        prompt=messages,
                         system_prompt=system,
                         id=sample.id,
                         sample_id=sample.id,

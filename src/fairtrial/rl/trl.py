@@ -238,10 +238,10 @@ class TrlRollouts:
                 columns[name].append(list(value))
             columns[REWARD].append(one.reward if rows else None)
             columns[METRICS].append(dict(one.metrics))
-        said = ", ".join(f"{count} {what}" for what, count in dropped.items() if count)
-        if said:
+        summary = ", ".join(f"{count} {what}" for what, count in dropped.items() if count)
+        if summary:
             first = next((one.error for one in rollouts if one.error), None)
-            _log.warning("of %d rollouts: %s%s", len(rollouts), said, f"; the first error: {first}" if first else "")
+            _log.warning("of %d rollouts: %s%s", len(rollouts), summary, f"; the first error: {first}" if first else "")
         return columns
 
 

@@ -283,20 +283,20 @@ def _resume_or_create(
         found, late = add_plan(store, found, wanted)
         resumed = _resume(store, found, wanted, code, changed="code" in parts, retry_errors=retry_errors)
         return resumed if late is None else replace(resumed, warning=". ".join(filter(None, (resumed.warning, late))))
-    said = "; ".join(difference.text for difference in differences)
+    reasons = "; ".join(difference.text for difference in differences)
     # A new run would pay again for stored outputs that only need a score.
     only_scoring = found.status == "unscored" and parts <= {"evaluator", "code"}
     if run_id is not None or retry_errors or only_scoring:
         key = " has this key and" if wanted.noted.once is not None else ""
         raise RunMismatchError(
-            f"run {found.run_id} of suite {wanted.suite!r}{key} cannot be resumed: {said}. "
+            f"run {found.run_id} of suite {wanted.suite!r}{key} cannot be resumed: {reasons}. "
             + ("Give another key to start a new run" if key else _remedy(found, parts))
         )
     started = _create(store, wanted, latest)
     return ResumedRun(
         started,
         resumed=False,
-        warning=f"started run {started.run_id} and did not resume run {found.run_id} ({found.status}): {said}. "
+        warning=f"started run {started.run_id} and did not resume run {found.run_id} ({found.status}): {reasons}. "
         + _remedy(found, parts, started=True),
     )
 

@@ -50,8 +50,8 @@ async def run_trial_in_child(
     """
     trial = (rules, key, ordinal, sample, experiment, attempt)
     with anyio.fail_after(START_SECONDS + rules.longest_seconds):
-        told: Any = await rules.isolated.run(_run, *trial, kind=object, what="a suspected trial")
-    return EvalResult(**{name: from_json(kind, told[name]) for name, kind in _result_types().items()})
+        reply: Any = await rules.isolated.run(_run, *trial, kind=object, what="a suspected trial")
+    return EvalResult(**{name: from_json(kind, reply[name]) for name, kind in _result_types().items()})
 
 
 def _run(

@@ -180,11 +180,11 @@ def _commit_batch(
 ) -> Committed:
     results = [result for result, _, _ in batch]
     samples = {ordinal: sample for _, ordinal, sample in batch if sample is not None}
-    said = "committing %d results of run %s has taken more than %g s"
+    message = "committing %d results of run %s has taken more than %g s"
 
     def report_slow() -> None:
         metrics.SLOW_COMMITS.add(1)
-        log.warning(said, len(batch), run_id, SLOW_COMMIT_SECONDS, extra={"run": run_id})
+        log.warning(message, len(batch), run_id, SLOW_COMMIT_SECONDS, extra={"run": run_id})
 
     slow = threading.Timer(SLOW_COMMIT_SECONDS, report_slow)
     slow.daemon = True

@@ -93,8 +93,8 @@ def extract_choice(text: str, count: int = len(_LETTERS), choices: Sequence[str]
     if led is not None:
         letter = led[1] or led[2]
         return letter if letter in valid else None
-    said = _plain(text)
-    same = [letter for letter, choice in zip(valid, choices, strict=False) if said and _plain(choice) == said]
+    answer = _plain(text)
+    same = [letter for letter, choice in zip(valid, choices, strict=False) if answer and _plain(choice) == answer]
     return same[0] if len(same) == 1 else None
 
 
@@ -164,11 +164,11 @@ def normalize_answer(text: str) -> str:
 
 def token_f1(output: str, reference: str) -> float:
     """Return the F1 of the normalised words of two texts. If one has no words, they must both have none."""
-    said, wanted = normalize_answer(output).split(), normalize_answer(reference).split()
-    if not said or not wanted:
-        return float(said == wanted)
-    common = (Counter(said) & Counter(wanted)).total()
-    return 2 * common / (len(said) + len(wanted))
+    tokens, wanted = normalize_answer(output).split(), normalize_answer(reference).split()
+    if not tokens or not wanted:
+        return float(tokens == wanted)
+    common = (Counter(tokens) & Counter(wanted)).total()
+    return 2 * common / (len(tokens) + len(wanted))
 
 
 def squad(pass_at: float | None = None) -> Callable[[object, object], Score]:
@@ -186,10 +186,10 @@ def squad(pass_at: float | None = None) -> Callable[[object, object], Score]:
     @evaluator(inline=True, name="squad", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         references = _references(expected)
-        said = output_text(output, "squad")
-        exact = any(normalize_answer(said) == normalize_answer(reference) for reference in references)
-        best = max(references, key=lambda reference: token_f1(said, reference))
-        f1 = token_f1(said, best)
+        answer = output_text(output, "squad")
+        exact = any(normalize_answer(answer) == normalize_answer(reference) for reference in references)
+        best = max(references, key=lambda reference: token_f1(answer, reference))
+        f1 = token_f1(answer, best)
         passed = exact if pass_at is None else f1 >= pass_at
         metrics = [
             Metric("exact_match", float(exact), higher_is_better=True, bounds=SHARE),

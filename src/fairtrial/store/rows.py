@@ -577,8 +577,8 @@ def _score(
         values = read_metrics(metrics)
         # A list that was replaced completely as a secret is text.
         weights, facts, reasons = (_listed(rest.get(name)) for name in ("weights", "metadata", "reasons"))
-        told, ranges = split_facts(verdicts or "-" * len(values))
-        codes = [METRIC_CODES[code] for code in told]
+        letters, ranges = split_facts(verdicts or "-" * len(values))
+        codes = [METRIC_CODES[code] for code in letters]
         parts = [
             Metric(
                 name,

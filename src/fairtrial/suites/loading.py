@@ -226,8 +226,8 @@ def _imported(name: str, place: str) -> ModuleType:
 
 
 def _failed(place: str, error: BaseException) -> ConfigurationError:
-    said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return ConfigurationError(f"importing {place} failed at {_where(error)}: {said}")
+    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    return ConfigurationError(f"importing {place} failed at {_where(error)}: {message}")
 
 
 def _where(error: BaseException) -> str:

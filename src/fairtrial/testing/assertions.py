@@ -218,8 +218,8 @@ def gate_line(suite: str, experiment: str, result: GateResult) -> str:
 
 
 def _problem(suite: EvalSuite, part: ExperimentReport, result: GateResult) -> str:
-    told = {"fail": "did not pass", "inconclusive": "is not decided"}[result.status]
-    lines = [f"suite {suite.name!r} [{part.name}] {told}", *(f"  {plain(reason)}" for reason in result.reasons)]
+    verdict = {"fail": "did not pass", "inconclusive": "is not decided"}[result.status]
+    lines = [f"suite {suite.name!r} [{part.name}] {verdict}", *(f"  {plain(reason)}" for reason in result.reasons)]
     errors = ", ".join(f"{count} {kind}" for kind, count in part.errors.items())
     if errors:
         lines.append(f"  errors: {errors}")

@@ -190,10 +190,10 @@ class ReviewState:
     @property
     def annotators(self) -> list[str]:
         """The names of everybody who answered or skipped a trial."""
-        return sorted({who for said in self.answers.values() for who in said} | {*self._who_skipped()})
+        return sorted({who for votes in self.answers.values() for who in votes} | {*self._who_skipped()})
 
     def _who_skipped(self) -> Iterator[str]:
-        return (who for said in self._skipped().values() for who in said)
+        return (who for votes in self._skipped().values() for who in votes)
 
     def member(self, code: str) -> ReviewMember | None:
         """Return the drawn trial with this code."""
@@ -241,8 +241,8 @@ class ReviewState:
 
     def _skipped(self) -> dict[int, dict[str, str]]:
         return {
-            at: {who: why for who, why in said.items() if who not in self.answers.get(at, {})}
-            for at, said in self.skips.items()
+            at: {who: why for who, why in votes.items() if who not in self.answers.get(at, {})}
+            for at, votes in self.skips.items()
         }
 
     @property
@@ -276,12 +276,12 @@ class ReviewState:
         )
 
 
-def _put[T](said: dict[int, dict[str, T]], at: int, who: str, value: T | None) -> None:
+def _put[T](votes: dict[int, dict[str, T]], at: int, who: str, value: T | None) -> None:
     """Keep the last word of an annotator; None withdraws it."""
     if value is not None:
-        said.setdefault(at, {})[who] = value
-    elif who in said.get(at, {}):
-        del said[at][who]
+        votes.setdefault(at, {})[who] = value
+    elif who in votes.get(at, {}):
+        del votes[at][who]
 
 
 class Reservations:
@@ -336,15 +336,15 @@ def answer_labels(
         comment: What the annotator wrote; None leaves an earlier comment as it is.
         looked: Whether the expected answer was shown.
     """
-    name, said = state.review.name, ANSWERS[state.review.scale]
+    name, answers = state.review.name, ANSWERS[state.review.scale]
     labels = []
     before = state.comments.get(member.ordinal, {}).get(annotator, "")
     if comment is not None and comment.strip() != before:
         labels.append(Label(member.key, COMMENT + name, comment.strip()[:MAX_TEXT] or None, annotator))
     if looked and annotator not in state.looked.get(member.ordinal, ()):
         labels.append(Label(member.key, LOOKED + name, "expected", annotator))
-    if say in said:
-        labels.append(Label(member.key, name, said[say], annotator))
+    if say in answers:
+        labels.append(Label(member.key, name, answers[say], annotator))
         if annotator in state.skips.get(member.ordinal, {}):
             labels.append(Label(member.key, SKIP + name, None, annotator))
     elif skip in SKIP_REASONS:
@@ -352,5 +352,5 @@ def answer_labels(
             labels.append(Label(member.key, name, None, annotator))
         labels.append(Label(member.key, SKIP + name, skip, annotator))
     else:
-        raise ConfigurationError(f"the answer must be one of {', '.join(said)} (got {say or skip!r})")
+        raise ConfigurationError(f"the answer must be one of {', '.join(answers)} (got {say or skip!r})")
     return labels

@@ -60,19 +60,21 @@ QUALIFIERS = tuple(
 
 def unqualified(kind: Any) -> tuple[Any, set[Any]]:
     """Return a type without its qualifiers, and the qualifiers."""
-    said: set[Any] = set()
+    qualifiers: set[Any] = set()
     while (origin := typing.get_origin(kind)) in QUALIFIERS:
-        said.add(origin)
+        qualifiers.add(origin)
         kind = typing.get_args(kind)[0]
-    return kind, said
+    return kind, qualifiers
 
 
 def required_keys(base: Any, fields: dict[str, Any]) -> frozenset[str]:
     """Return the required keys of a TypedDict. The class itself does not know them if annotations are text."""
 
     def is_required(name: str) -> bool:
-        _, said = unqualified(fields[name])
-        return typing.NotRequired not in said and (typing.Required in said or name in base.__required_keys__)
+        _, qualifiers = unqualified(fields[name])
+        return typing.NotRequired not in qualifiers and (
+            typing.Required in qualifiers or name in base.__required_keys__
+        )
 
     return frozenset(filter(is_required, fields))
 

@@ -92,7 +92,7 @@ def _answer(message: bytes, functions: dict[bytes, Any]) -> bytes:
 
 
 def _failure(text: str, error: BaseException) -> bytes:
-    said: dict[str, Any] = {
+    reply: dict[str, Any] = {
         "error": text,
         "retry_after": None,
         "details": None,
@@ -102,14 +102,14 @@ def _failure(text: str, error: BaseException) -> bytes:
     }
     try:
         wanted = getattr(error, "retry_after", None)
-        said["retry_after"] = float(wanted) if isinstance(wanted, int | float) else None
-        said["details"] = getattr(error, "isolated_details", None)
-        said["refusal"] = error.refusal if isinstance(error, ModelRefusedError) else None
-        said["traceback"] = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-8:]))
-        said["mistake"] = is_programming_error(error)
-        return ERROR + dumps(said).encode("utf-8", "replace")
+        reply["retry_after"] = float(wanted) if isinstance(wanted, int | float) else None
+        reply["details"] = getattr(error, "isolated_details", None)
+        reply["refusal"] = error.refusal if isinstance(error, ModelRefusedError) else None
+        reply["traceback"] = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-8:]))
+        reply["mistake"] = is_programming_error(error)
+        return ERROR + dumps(reply).encode("utf-8", "replace")
     except Exception:
-        return ERROR + dumps({**said, "retry_after": None, "details": None}).encode("utf-8", "replace")
+        return ERROR + dumps({**reply, "retry_after": None, "details": None}).encode("utf-8", "replace")
 
 
 def _describe(error: BaseException) -> str:

@@ -334,10 +334,10 @@ class _Child:
         self.is_reusable = head[:1] != DIRTY
         if answer[:1] == OK:
             return decode(kind, answer[1:].decode("utf-8"))
-        told: Any = decode(object, answer[1:].decode("utf-8"))
-        error = IsolatedError(told["error"])
-        error.retry_after, error.details, error.refusal = told["retry_after"], told["details"], told["refusal"]
-        error.traceback, error.mistake = told["traceback"], told["mistake"]
+        reply: Any = decode(object, answer[1:].decode("utf-8"))
+        error = IsolatedError(reply["error"])
+        error.retry_after, error.details, error.refusal = reply["retry_after"], reply["details"], reply["refusal"]
+        error.traceback, error.mistake = reply["traceback"], reply["mistake"]
         raise error
 
     async def _send(self, message: bytes) -> None:

@@ -331,9 +331,9 @@ class _LoopLimiter:
             self._heard_at = time.monotonic()  # Reserved start times remain valid.
 
     async def _tell(self, epoch: int, retry_after: float | None) -> None:
-        told = -1.0 if retry_after is None else retry_after * 1e6
+        wait_us = -1.0 if retry_after is None else retry_after * 1e6
         try:
-            state = await self._ask(lambda server: server.refuse(self._quota, epoch, told))
+            state = await self._ask(lambda server: server.refuse(self._quota, epoch, wait_us))
         except FairtrialError as error:
             _log.warning("a refusal could not be published to the fleet: %s", error)
             return
@@ -402,8 +402,8 @@ class _RunSpending:
     known_requests: int = 0
     own: TokenUsage = field(default_factory=TokenUsage)  # Usage of this process not yet sent to the server.
     own_requests: int = 0
-    told: TokenUsage = field(default_factory=TokenUsage)  # Usage that is being sent.
-    told_requests: int = 0
+    sending: TokenUsage = field(default_factory=TokenUsage)  # Usage that is being sent.
+    sending_requests: int = 0
     heard_at: float = float("-inf")
     asking: asyncio.Task[None] | None = None
 
@@ -460,7 +460,7 @@ class FleetSpending:
     def of(self, run_id: str) -> tuple[TokenUsage, int]:
         """Return the known usage of a run and its number of requests."""
         run = self._run(run_id)
-        return run.known + run.told + run.own, run.known_requests + run.told_requests + run.own_requests
+        return run.known + run.sending + run.own, run.known_requests + run.sending_requests + run.own_requests
 
     def add(self, run_id: str, usage: TokenUsage | None) -> None:
         """Count one more request of a run."""
@@ -494,22 +494,22 @@ class FleetSpending:
         await asyncio.shield(run.asking)
 
     async def _exchange(self, run_id: str, run: _RunSpending) -> None:
-        told, requests = run.own, run.own_requests
-        run.told, run.told_requests = told, requests
+        usage, requests = run.own, run.own_requests
+        run.sending, run.sending_requests = usage, requests
         run.own, run.own_requests = TokenUsage(), 0
         try:
             server = await self._connections.get()
-            known, known_requests = await server.spend(_name(run_id), told, requests)
+            known, known_requests = await server.spend(_name(run_id), usage, requests)
         except BaseException as error:
             # It is unknown whether the usage arrived: rather count it twice than not at all.
-            run.own, run.own_requests = told + run.own, requests + run.own_requests
+            run.own, run.own_requests = usage + run.own, requests + run.own_requests
             if not isinstance(error, MailboxError) or isinstance(error, MailboxAccessError):
                 raise
             _log.warning("%s; this process continues with the last known total", error)
         else:
             run.known, run.known_requests = known, known_requests
         finally:
-            run.told, run.told_requests = TokenUsage(), 0
+            run.sending, run.sending_requests = TokenUsage(), 0
         run.heard_at = time.monotonic()
 
 

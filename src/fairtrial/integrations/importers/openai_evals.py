@@ -322,16 +322,16 @@ class _Eval:
             run.repeats[name] += 1
 
     def _trial(self, run: _SourceRun, item: Row, sample: int, repeat: int) -> ImportedTrial:
-        said = as_mapping(item.get("sample"))
+        answer = as_mapping(item.get("sample"))
         results = self._results(item)
         facts: dict[str, Any] = {"output_item": item["id"]}
-        error = _error_text(said.get("error")) or _error_text(item.get("error"))
+        error = _error_text(answer.get("error")) or _error_text(item.get("error"))
         failed_graders = [f"{name}: {text}" for name, score, raw in results
                           if score is None and (text := _grader_error(raw))]  # fmt: skip
         status = as_text(item.get("status"))
         outcome: Outcome = "scored"
         stage: Stage | None = None
-        output, score = _output(said), None
+        output, score = _output(answer), None
         if error:
             outcome, stage = "task_error", "task"
         elif failed_graders or status not in _VERDICTS:
@@ -344,11 +344,11 @@ class _Eval:
             score = self._score(_VERDICTS[status], results)
         if outcome != "scored" and results:
             facts["results"] = [raw for _, _, raw in results]
-        counts = as_mapping(said.get("usage"))
+        counts = as_mapping(answer.get("usage"))
         usage = usage_of(*(counts.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")))
         return ImportedTrial(
             sample=sample, outcome=outcome, repeat=repeat, score=score, output=output, error=error or None,
-            stage=stage, usage=usage, started_at=_moment(item), metadata=facts, events=_events(said, usage),
+            stage=stage, usage=usage, started_at=_moment(item), metadata=facts, events=_events(answer, usage),
         )  # fmt: skip
 
     def _results(self, item: Row) -> list[tuple[str, float | None, Row]]:
@@ -434,8 +434,8 @@ def _why_stopped(status: str, run: _SourceRun) -> str:
     return f"{status} at the source"
 
 
-def _messages(said: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    listed = said.get(name)
+def _messages(answer: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
+    listed = answer.get(name)
     return [
         (as_text(one.get("role")) or ("assistant" if name == "output" else "user"), _content(one.get("content")))
         for one in (listed if isinstance(listed, list) else ())
@@ -449,19 +449,19 @@ def _content(content: Any) -> str:
     return as_text(as_mapping(content).get("text")) or as_text(content)
 
 
-def _output(said: Mapping[str, Any]) -> str | None:
-    texts = [text for role, text in _messages(said, "output") if role == "assistant"]
-    return texts[-1] if texts else as_text(said.get("output_text")) or None
+def _output(answer: Mapping[str, Any]) -> str | None:
+    texts = [text for role, text in _messages(answer, "output") if role == "assistant"]
+    return texts[-1] if texts else as_text(answer.get("output_text")) or None
 
 
-def _events(said: Mapping[str, Any], usage: TokenUsage) -> tuple[object, ...]:
-    events: list[object] = [ChatMessage(role, text) for role, text in _messages(said, "input")]
-    if said.get("model"):
+def _events(answer: Mapping[str, Any], usage: TokenUsage) -> tuple[object, ...]:
+    events: list[object] = [ChatMessage(role, text) for role, text in _messages(answer, "input")]
+    if answer.get("model"):
         call = PromptExecuted(
-            model=as_text(said["model"]), usage=usage, finish_reason=as_text(said.get("finish_reason")) or None
+            model=as_text(answer["model"]), usage=usage, finish_reason=as_text(answer.get("finish_reason")) or None
         )
         events.append(call)
-    events += [ChatMessage(role, text) for role, text in _messages(said, "output")]
+    events += [ChatMessage(role, text) for role, text in _messages(answer, "output")]
     return tuple(events)
 
 

@@ -62,8 +62,8 @@ class AnthropicWire(Wire):
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""
         content = [*_thinking(request, reply), *map(dict, reply.hosted)]
-        if reply.said or not (reply.tool_calls or reply.hosted):
-            content.append({"type": "text", "text": reply.said})
+        if reply.visible_text or not (reply.tool_calls or reply.hosted):
+            content.append({"type": "text", "text": reply.visible_text})
         content.extend(
             {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": _input(call)}
             for index, call in enumerate(reply.tool_calls)
@@ -91,8 +91,8 @@ class AnthropicWire(Wire):
             else:
                 blocks.append((block, []))
         blocks.extend(map(_hosted_events, reply.hosted))
-        if reply.said or not (reply.tool_calls or reply.hosted):
-            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(reply.said)]
+        if reply.visible_text or not (reply.tool_calls or reply.hosted):
+            deltas = [{"type": "text_delta", "text": piece} for piece in pieces(reply.visible_text)]
             blocks.append(({"type": "text", "text": ""}, deltas))
         for index, call in enumerate(reply.tool_calls):
             block = {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": {}}

@@ -130,8 +130,8 @@ def _blocks(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
     if reply.reasoning:
         signed = {"text": reply.reasoning, "signature": reply.signature_for(request.number)}
         blocks.append({"reasoningContent": {"reasoningText": signed}})
-    if reply.said or not reply.tool_calls:
-        blocks.append({"text": reply.said})
+    if reply.visible_text or not reply.tool_calls:
+        blocks.append({"text": reply.visible_text})
     for index, call in enumerate(reply.tool_calls):
         use = {"toolUseId": call.id or f"tooluse_{request.number}_{index}", "name": call.name}
         blocks.append({"toolUse": {**use, "input": call.arguments_object}})

@@ -131,8 +131,8 @@ def _parts(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     if reply.reasoning:
         parts.append({"text": reply.reasoning, "thought": True})
-    if reply.said or not reply.tool_calls:
-        parts.append({"text": reply.said})
+    if reply.visible_text or not reply.tool_calls:
+        parts.append({"text": reply.visible_text})
     for index, call in enumerate(reply.tool_calls):
         # The Gemini API gives calls ids; Vertex AI does not, and a test sends none with an empty id.
         named = {} if call.id == "" else {"id": call.id or f"fc_{request.number}_{index}"}
@@ -156,8 +156,8 @@ def _message(content: Any) -> ParsedMessage:
         raise InvalidRequestError("contents: parts must not be empty")
     results = [part for part in parts if "functionResponse" in part]
     if results and len(results) == len(parts):
-        said = "".join(str(part["functionResponse"]["response"].get("result", "")) for part in results)
-        return ParsedMessage("tool", said, content)
+        text = "".join(str(part["functionResponse"]["response"].get("result", "")) for part in results)
+        return ParsedMessage("tool", text, content)
     return ParsedMessage("assistant" if content["role"] == "model" else "user", _text(content), content)
 
 

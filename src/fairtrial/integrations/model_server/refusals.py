@@ -84,8 +84,8 @@ def refusal(fault: faults.Fault, request: ParsedRequest, sent: SentReasoning) ->
                 return Refusal("`temperature` may only be set to 1 when thinking is enabled or in adaptive mode.")
             if request.protocol == "responses":
                 return Refusal("Unsupported parameter: 'temperature' is not supported with this model.")
-            said = f"Unsupported value: 'temperature' does not support {given} with this model."
-            return Refusal(f"{said} Only the default (1) value is supported.", "unsupported_value")
+            problem = f"Unsupported value: 'temperature' does not support {given} with this model."
+            return Refusal(f"{problem} Only the default (1) value is supported.", "unsupported_value")
     return None
 
 

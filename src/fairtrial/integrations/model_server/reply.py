@@ -209,7 +209,7 @@ class Reply(Record):
         return self.text if self.output is None else json.dumps(self.output, ensure_ascii=False)
 
     @property
-    def said(self) -> str:
+    def visible_text(self) -> str:
         """The refusal if there is one, else the content."""
         return self.content if self.refusal is None else self.refusal
 

@@ -302,9 +302,9 @@ def normalise(replies: Replies) -> tuple[Rule, ...]:
     items: list[object] = list(replies)
     if not items:
         return ()
-    said = [item for item in items if isinstance(item, str | Reply)]
-    if len(said) == len(items):
-        return (Rule("", Script(tuple(said))),)
+    answers = [item for item in items if isinstance(item, str | Reply)]
+    if len(answers) == len(items):
+        return (Rule("", Script(tuple(answers))),)
     rules: list[Rule] = []
     for item in items:
         if isinstance(item, Rule | Script):

@@ -240,8 +240,8 @@ class BwrapBackend:
             raise SandboxUnavailableError(explain_refusal(f"no answer within {_START_SECONDS:.0f} s")) from None
         if b"ready" not in answer:
             process.wait(_GRACE_SECONDS)
-            said = os.read(errors, 4096).decode(errors="replace").strip().splitlines()
-            problem = said[-1] if said else f"bwrap ended with status {process.returncode}"
+            lines = os.read(errors, 4096).decode(errors="replace").strip().splitlines()
+            problem = lines[-1] if lines else f"bwrap ended with status {process.returncode}"
             raise SandboxUnavailableError(explain_refusal(problem))
         control.setblocking(False)
 

@@ -190,14 +190,14 @@ class ContainerBackend:
 
     @staticmethod
     async def _is_ready(process: Process) -> bool:
-        said = b""
+        output = b""
         with anyio.move_on_after(_START_SECONDS):
-            while process.stdout is not None and _READY not in said:
+            while process.stdout is not None and _READY not in output:
                 try:
-                    said += await process.stdout.receive()
+                    output += await process.stdout.receive()
                 except anyio.EndOfStream:
                     break
-        return _READY in said
+        return _READY in output
 
     @staticmethod
     async def _first_errors(process: Process) -> str:

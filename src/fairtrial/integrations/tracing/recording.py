@@ -149,8 +149,8 @@ def _items(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             if kind == "function_call":
                 answer["tool_calls"].append({**item, "id": item.get("call_id")})
             elif kind == "message":
-                said = item.get("content")
-                answer["content"] += said if isinstance(said, list) else [{"type": "text", "text": said}]
+                content = item.get("content")
+                answer["content"] += content if isinstance(content, list) else [{"type": "text", "text": content}]
     return messages
 
 
@@ -206,8 +206,8 @@ def _completed(protocol: str, events: Sequence[Any]) -> list[Any]:
         return [*events, {"type": "message_stop"}]
     text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     opened: Mapping[str, Any] = next((event["response"] for event in events if "response" in event), {})
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
-    return [{"type": "response.completed", "response": {**opened, "status": "completed", "output": [said]}}]
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    return [{"type": "response.completed", "response": {**opened, "status": "completed", "output": [message]}}]
 
 
 def _driven(work: Coroutine[Any, Any, Any]) -> Any:

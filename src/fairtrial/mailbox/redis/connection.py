@@ -488,13 +488,13 @@ async def _refuse_if_not_durable(connection: Any) -> None:
     await connection.on_connect()
     await connection.send_command("CONFIG", "GET", "append*")
     try:
-        said = await connection.read_response()
+        reply = await connection.read_response()
     except redis.exceptions.NoPermissionError:
         raise ServerNotDurableError(
             "durable=yes: this user has no permission to read appendonly and appendfsync of the Redis server; "
             "grant +config|get, or leave out durable"
         ) from None
-    settings = dict(zip(said[::2], said[1::2], strict=True))
+    settings = dict(zip(reply[::2], reply[1::2], strict=True))
     found = {name: settings.get(name.encode(), b"unknown").decode() for name in ("appendonly", "appendfsync")}
     if found != {"appendonly": "yes", "appendfsync": "always"}:
         got = ", ".join(f"{name} {value}" for name, value in found.items())

@@ -251,10 +251,10 @@ class RedisMailbox(ServerMailbox[T]):
         """
         after = "-"
         while True:
-            said = await self.run("reading", ASKED, (self.keys.stream,), (address, after, 200))
-            if isinstance(said, int):
-                return said == 1
-            after = said.decode()
+            reply = await self.run("reading", ASKED, (self.keys.stream,), (address, after, 200))
+            if isinstance(reply, int):
+                return reply == 1
+            after = reply.decode()
 
     async def readers(self) -> Readers:
         """Return the processes that receive from this mailbox, including dead ones whose consumer still exists."""

@@ -84,29 +84,29 @@ def translated(error: BaseException, doing: str) -> MailboxError:
         return MailboxAccessError(text)
     if isinstance(error, theirs.ConnectionError | theirs.TimeoutError | theirs.ReadOnlyError | OSError):
         return MailboxConnectionError(f"{doing}: {_plainly(str(error))}")
-    said = str(error)
+    message = str(error)
     if isinstance(error, _MOVING):  # redis-py has cut off the word by which they could be known.
-        return MailboxConnectionError(f"{doing}: the Redis Cluster is changing ({type(error).__name__}: {said})")
-    if said.startswith(_REFUSED):
+        return MailboxConnectionError(f"{doing}: the Redis Cluster is changing ({type(error).__name__}: {message})")
+    if message.startswith(_REFUSED):
         return MailboxAccessError(text)
-    if isinstance(error, theirs.OutOfMemoryError) or said.startswith("OOM"):
+    if isinstance(error, theirs.OutOfMemoryError) or message.startswith("OOM"):
         return MailboxFullError(text)
-    if said.startswith(_PASSING):
+    if message.startswith(_PASSING):
         return MailboxConnectionError(text)
     return MailboxError(text)
 
 
 def is_gone(error: BaseException) -> bool:
     """Return whether the error means that the mailbox or its consumer group does not exist."""
-    said = str(error)
-    return said.startswith(("NOGROUP", "UNBLOCKED")) or "no such key" in said.lower()
+    message = str(error)
+    return message.startswith(("NOGROUP", "UNBLOCKED")) or "no such key" in message.lower()
 
 
-def _plainly(said: str) -> str:
+def _plainly(message: str) -> str:
     """Simplify redis-py's message about an unreachable server."""
-    found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)(.*)", said, re.DOTALL)
+    found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)(.*)", message, re.DOTALL)
     if found is None:
-        return said
+        return message
     secured = re.search(r"\[SSL[^]]*\] (.*?)(?: \(_ssl\.c|$)", found[3])  # Its number means something else there.
     return f"cannot connect to {found[2]}: {secured[1] if secured else os.strerror(int(found[1]))}"
 

@@ -100,8 +100,8 @@ def translated(error: BaseException, doing: str) -> MailboxError:
             return MailboxError(f"{doing}: {error}")
         return MailboxConnectionError(f"{doing}: {str(error) or type(error).__name__}")
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = error.response.get("Error", {})
-    return _by_code(code_of(error), str(said.get("Message", "")), doing, passing=status >= 500 or status == 429)
+    details = error.response.get("Error", {})
+    return _by_code(code_of(error), str(details.get("Message", "")), doing, passing=status >= 500 or status == 429)
 
 
 def entry_error(entry: Mapping[str, Any], doing: str) -> MailboxError:
@@ -116,16 +116,16 @@ def is_lost_lease(entry: Mapping[str, Any]) -> bool:
 
 
 def _by_code(code: str, text: str, doing: str, *, passing: bool) -> MailboxError:
-    told = f"{doing}: {code}: {text}" if text else f"{doing}: {code}"
+    message = f"{doing}: {code}: {text}" if text else f"{doing}: {code}"
     if code in _ACCESS:
-        return MailboxAccessError(told)
+        return MailboxAccessError(message)
     if code == "OverLimit":
-        return MailboxFullError(f"{told}\nspread the requests over more queues: shards=... in the address")
+        return MailboxFullError(f"{message}\nspread the requests over more queues: shards=... in the address")
     if code in _TOO_LARGE:
-        return MessageTooLargeError(told)
+        return MessageTooLargeError(message)
     if code in _LOST[:2]:
-        return LeaseLostError(told)
-    return (MailboxConnectionError if passing or code in _PASSING else MailboxError)(told)
+        return LeaseLostError(message)
+    return (MailboxConnectionError if passing or code in _PASSING else MailboxError)(message)
 
 
 def _plain(code: str) -> str:
@@ -344,13 +344,13 @@ class RequestBatcher:
             answer = await self._run(operation, url, contents, sum(entry.size for entry in entries))
             self._deliver(operation, entries, answer)
         except BaseException as error:  # Waiting callers must receive any error.
-            told = error
+            failure = error
             if isinstance(error, asyncio.CancelledError):
-                told = MailboxClosedError("the connection to SQS is being closed")
+                failure = MailboxClosedError("the connection to SQS is being closed")
             elif not isinstance(error, FAILURES):
-                told = translated(error, _DOING[operation])
+                failure = translated(error, _DOING[operation])
             for entry in entries:
-                fail(entry.future, told)
+                fail(entry.future, failure)
             if not isinstance(error, Exception):
                 raise
         finally:

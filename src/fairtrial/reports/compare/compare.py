@@ -361,9 +361,9 @@ def _slice_tests(
     made: list[list[SliceTest]] = [[] for _ in whole]
     for (place, by, name, tested), p in zip(found, adjusted, strict=True):
         differ = p <= settings.alpha
-        said = "differ from each other" if differ else "do not differ detectably from each other"
+        verdict = "differ from each other" if differ else "do not differ detectably from each other"
         among = f", adjusted for {len(found)} tests" if len(found) > 1 else ""
-        text = f"{name}: changes by {by} {said} ({p_text(p)}{among})."
+        text = f"{name}: changes by {by} {verdict} ({p_text(p)}{among})."
         made[place].append(SliceTest(by, name, tested.groups, tested.n, tested.p_value, p, differ, text))
     return [tuple(tests) for tests in made]
 

@@ -173,8 +173,8 @@ def _verdicts(comparison: Comparison, *, detailed: bool) -> Iterator[Conclusion]
             if together and metric.verdict == "no detectable difference":
                 undecided.setdefault(metric.metric, []).append(candidate.name)
             elif differs or place == 0 or len(distinct) <= _SPOKEN_METRICS:
-                said = metric.sentence.removeprefix(f"{metric.metric}: ")
-                yield Conclusion(metric.metric, said, TONES[metric.verdict])
+                sentence = metric.sentence.removeprefix(f"{metric.metric}: ")
+                yield Conclusion(metric.metric, sentence, TONES[metric.verdict])
     for name, candidates in undecided.items():
         text = f"no detectable difference between {comparison.baseline.name} and {', '.join(candidates)}."
         yield Conclusion(name, text, TONES["no detectable difference"])
@@ -345,8 +345,8 @@ def _remarks(comparison: Comparison, *, detailed: bool) -> Iterator[str]:
     yield from comparison.warnings
     drawn = [metric.drawn for candidate in comparison.candidates for metric in candidate.metrics]
     if any(one is not None for one in drawn):
-        said = "If the labels were drawn at random, rates" if False in drawn else "Rates"
-        yield f"{said} are what people would say; won, lost and tied count the judge's verdicts."
+        subject = "If the labels were drawn at random, rates" if False in drawn else "Rates"
+        yield f"{subject} are what people would say; won, lost and tied count the judge's verdicts."
     if comparison.tests > 1 and detailed:
         primary, others = count_tests(comparison)
         if not primary:

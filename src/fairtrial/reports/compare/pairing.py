@@ -62,16 +62,16 @@ class ChangedSamples:
     @property
     def remark(self) -> str:
         """Return a remark about them: which are changed, and that they are missing."""
-        said = []
+        parts = []
         for changed, what, ids in (
             (self.inputs, "input", self.input_ids),
             (self.expected, "expected value", self.expected_ids),
         ):
             if changed:
                 more = f" and {changed - len(ids):,} more" if changed > len(ids) else ""
-                said.append(f"the {what} of {count(changed, 'sample')} ({', '.join(ids)}{more})")
+                parts.append(f"the {what} of {count(changed, 'sample')} ({', '.join(ids)}{more})")
         return (
-            f"Changed between the sides: {' and '.join(said)}. Changed samples are not paired; they count as missing."
+            f"Changed between the sides: {' and '.join(parts)}. Changed samples are not paired; they count as missing."
         )
 
 

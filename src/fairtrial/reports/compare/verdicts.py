@@ -224,12 +224,12 @@ def sentence(
             "lower_is_better or higher_is_better (--lower-is-better, --higher-is-better)."
         )
     if verdict in ("better", "worse"):
-        said = f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
+        text = f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
         if one.test == BETTING_TEST:
-            return f"{said} {OVERSTATED}"
+            return f"{text} {OVERSTATED}"
         if matters is not None and max(abs(one.interval.low), abs(one.interval.high)) < matters:
-            said += f" That is less than the {size_that_matters} that matter."
-        return said
+            text += f" That is less than the {size_that_matters} that matter."
+        return text
     if verdict == "as good as":
         return f"{metric}: {candidate} is as good as {baseline}, within {size_that_matters}: {figures}."
     opening = f"no detectable difference between {candidate} and {baseline}"

@@ -71,8 +71,8 @@ class BlockReader:
             # A scored result is final, so what occurred once stays.
             for names, found in zip(self.metrics, old.metrics, strict=True):
                 names.update((name, (ordinal, place)) for name, ordinal, place in found)
-            for declared, told in zip(self.directions, old.directions, strict=True):
-                declared.update((name, ((ordinal, place), higher)) for name, higher, ordinal, place in told)
+            for declared, stored in zip(self.directions, old.directions, strict=True):
+                declared.update((name, ((ordinal, place), higher)) for name, higher, ordinal, place in stored)
             for ranges, known in zip(self.ranges, old.ranges, strict=True):
                 ranges.update((name, None if ends is None else (ends[0], ends[1])) for name, ends in known.items())
 

@@ -241,8 +241,8 @@ class _FileReader:
                     found[column] = verdicts
         _drop_equal_rewards(found, self.wanted)
         directions = {name: higher for name, higher, *_first in file.header.directions[place]}
-        told = file.header.ranges[place].items()
-        ranges = {name: None if ends is None else (ends[0], ends[1]) for name, ends in told}
+        declared = file.header.ranges[place].items()
+        ranges = {name: None if ends is None else (ends[0], ends[1]) for name, ends in declared}
         if ordinals.size == run.dataset_size:
             return classes, found, directions, ranges
         return classes[ordinals], {name: array[ordinals] for name, array in found.items()}, directions, ranges

@@ -160,13 +160,13 @@ class RepeatedInputs:
     def remark(self) -> str:
         """Return a remark about them."""
         many = f"{self.samples:,} samples repeat" if self.samples > 1 else "1 sample repeats"
-        said = f"{many} the input of another"
+        sentence = f"{many} the input of another"
         if self.independent:
-            return f"{said}; {self.independent}"
+            return f"{sentence}; {self.independent}"
         if self.across:
             shared = "1 input is" if self.across == 1 else f"{self.across:,} inputs are"
-            return f"{said}; {shared} in more than one declared cluster, which count as independent."
-        return f"{said}; {'they count as clusters' if self.samples > 1 else 'the two count as a cluster'}."
+            return f"{sentence}; {shared} in more than one declared cluster, which count as independent."
+        return f"{sentence}; {'they count as clusters' if self.samples > 1 else 'the two count as a cluster'}."
 
 
 @dataclass(frozen=True, slots=True, eq=False)

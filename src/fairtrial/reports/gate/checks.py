@@ -231,26 +231,29 @@ def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
     needed = Needed()
     status: CheckStatus = "inconclusive"
     if gaps.refusal is not None:
-        told = f"cannot be decided: {gaps.refusal}"
+        text = f"cannot be decided: {gaps.refusal}"
     elif found.heavy_tail and (low <= bound if rule.ceiling else low < bound):
         # With a long tail, the low end is reliable and the high end is not.
         way = f"{'ceilings' if rule.ceiling else 'floors'} for p95:{metric} or median:{metric}"
-        told = f"cannot be decided: {' '.join(found.notes)} A gate takes {way}."
+        text = f"cannot be decided: {' '.join(found.notes)} A gate takes {way}."
     elif high <= bound if rule.ceiling else low >= bound:
-        status, told = "pass", f"all of the interval is {'at or below' if rule.ceiling else 'at or above'} {limit}."
+        status, text = (
+            "pass",
+            f"all of the interval is {'at or below' if rule.ceiling else 'at or above'} {limit}.",
+        )
     elif low > bound if rule.ceiling else high < bound:
         strict = interval if checks == 1 else _mean(rule, gaps, 1 - settings.alpha / checks)[1]
         if strict is not None and (strict.low > bound if rule.ceiling else strict.high < bound):
-            status, told = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
+            status, text = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
         else:
-            told = f"missed on its own, but not clearly enough for one of {checks} rules."
+            text = f"missed on its own, but not clearly enough for one of {checks} rules."
     else:
         needed = samples_for_floor(rule, found, settings)
-        told = f"the interval contains {limit}: inconclusive.{needed.sentence}"
-    told += _assumption(rule, gaps)
+        text = f"the interval contains {limit}: inconclusive.{needed.sentence}"
+    text += _assumption(rule, gaps)
     return GateCheck(
         kind, metric, rule.slice, status, bound, float(found.mean), low, high, found.n, None, needed.samples,
-        f"{figures}: {told}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
+        f"{figures}: {text}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
         needed.clusters, labels, drawn, needed.labels,
     )  # fmt: skip
 
@@ -285,24 +288,27 @@ def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> G
     needed = Needed()
     status: CheckStatus = "inconclusive"
     if refusal is not None:
-        told = f"cannot be decided: {refusal}"
+        text = f"cannot be decided: {refusal}"
     elif _beyond(found, rule, met=True):
-        status, told = "pass", f"all of the interval is {'at or below' if rule.ceiling else 'at or above'} {limit}."
+        status, text = (
+            "pass",
+            f"all of the interval is {'at or below' if rule.ceiling else 'at or above'} {limit}.",
+        )
     elif _beyond(found, rule, met=False):
         strict = found if checks == 1 else _quantile(rule, gaps, 1 - settings.alpha / checks)
         if _beyond(strict, rule, met=False):
-            status, told = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
+            status, text = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
         else:
-            told = f"missed on its own, but not clearly enough for one of {checks} rules."
+            text = f"missed on its own, but not clearly enough for one of {checks} rules."
     elif rule.candidate.watched:
-        told = f"cannot be decided. {ENDED}"
+        text = f"cannot be decided. {ENDED}"
     else:
         needed = samples_for_quantile(rule, found, settings)
-        told = f"the interval contains {limit}: inconclusive.{needed.sentence}"
-    told += _assumption(rule, gaps)
+        text = f"the interval contains {limit}: inconclusive.{needed.sentence}"
+    text += _assumption(rule, gaps)
     return GateCheck(
         kind, rule.metric, rule.slice, status, bound, found.value, found.low, found.high, found.n, None, needed.samples,
-        f"{figures}: {told}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
+        f"{figures}: {text}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
         needed.clusters,
     )  # fmt: skip
 
@@ -397,12 +403,12 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     needed = Needed()
     status: CheckStatus = "inconclusive"
     if gaps.refusal is not None:
-        told = f"cannot be decided: {gaps.refusal}"
+        text = f"cannot be decided: {gaps.refusal}"
     elif worst > -rule.margin:
         size = size_text(worst, percent=percent, relative=relative)
         at_worst = "no worse at all" if worst >= 0 else f"at worst {size} worse"
         within = f", within the margin of {margin}" if rule.margin else ""
-        status, told = "pass", f"{at_worst}{within}.{_unseen_losses(rule, found, settings)}"
+        status, text = "pass", f"{at_worst}{within}.{_unseen_losses(rule, found, settings)}"
     elif best < -rule.margin:
         strict = interval
         if checks > 1:
@@ -410,20 +416,20 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
         if _turned(strict, lower=lower)[1] < -rule.margin:
             allowed = f"more than the {margin} allowed" if rule.margin else "and no loss is allowed"
             size = size_text(best, percent=percent, relative=relative)
-            status, told = "fail", f"at least {size} worse, {allowed}."
+            status, text = "fail", f"at least {size} worse, {allowed}."
         else:
-            told = f"beyond the margin of {margin} on its own, but not clearly enough for one of {checks} rules."
+            text = f"beyond the margin of {margin} on its own, but not clearly enough for one of {checks} rules."
     elif best < 0:
-        told = f"it is worse, but whether by more than {margin} is inconclusive."
+        text = f"it is worse, but whether by more than {margin} is inconclusive."
     else:
         needed = samples_for_margin(rule, found, settings)
         by = f" by more than {margin}" if rule.margin else ""
-        told = f"it may or may not be worse{by}.{needed.sentence}"
-    told += _assumption(rule, gaps)
+        text = f"it may or may not be worse{by}.{needed.sentence}"
+    text += _assumption(rule, gaps)
     return GateCheck(
         "margin", metric, rule.slice, status, rule.margin, float(found.difference), float(interval.low),
         float(interval.high), found.n, None if found.p_value is None else float(found.p_value), needed.samples,
-        f"{figures}: {told}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
+        f"{figures}: {text}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
         needed.clusters, labels, drawn, needed.labels,
     )  # fmt: skip
 

@@ -53,8 +53,8 @@ def _summed_up(reasons: Sequence[str], result: GateResult) -> Iterator[str]:
         return
     yield from reasons[: MOST_REASONS - 1]
     counted = [(status, sum(check.status == status for check in result.checks)) for status in ("fail", "inconclusive")]
-    said = " and ".join(f"{number:,} {status}" for status, number in counted if number)
-    yield f"Of all {len(result.checks):,} rules, the decision is: {said}; the table lists each."
+    summary = " and ".join(f"{number:,} {status}" for status, number in counted if number)
+    yield f"Of all {len(result.checks):,} rules, the decision is: {summary}; the table lists each."
 
 
 def rule(check: GateCheck) -> str:
@@ -138,6 +138,6 @@ def _rule_cases(result: GateResult) -> Iterator[str]:
         inside = [*properties({name: "" if value is None else value for name, value in figures.items()})]
         if check.status != "pass":
             element = "failure" if check.status == "fail" else "error"
-            told = attributes(type=check.status, message=check.reason)
-            inside.append(f"<{element}{told}>{content(check.reason)}</{element}>")
+            tag = attributes(type=check.status, message=check.reason)
+            inside.append(f"<{element}{tag}>{content(check.reason)}</{element}>")
         yield case(f"gate.{result.candidate}", rule(check), 0.0, inside)

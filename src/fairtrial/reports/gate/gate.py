@@ -246,8 +246,8 @@ def _keep_note(result: GateResult, note: GateNote, baseline: ExperimentSource) -
     try:
         store.update_run(run_id, notes=write_notes(gates=(*store.get_run(run_id).noted.gates, note)))
     except StoreError as error:
-        told = f"The gate could not be recorded in run {run_id}: {error}"
-        return replace(result, warnings=(told, *result.warnings))
+        warning = f"The gate could not be recorded in run {run_id}: {error}"
+        return replace(result, warnings=(warning, *result.warnings))
     return result
 
 
@@ -410,8 +410,10 @@ def _of(
 ) -> Iterator[Check]:
     for ceiling, bounds in ((False, rules.all_floors), (True, rules.ceilings)):
         for metric, bound in bounds.items():
-            told = candidate.declare(EMPTY, {measured_metric(metric): not ceiling})  # The rule says which way is worse.
-            yield Floor(metric, name, bound, told, ceiling=ceiling, missing=missing)
+            declared = candidate.declare(
+                EMPTY, {measured_metric(metric): not ceiling}
+            )  # The rule says which way is worse.
+            yield Floor(metric, name, bound, declared, ceiling=ceiling, missing=missing)
     if pairs is not None:
         for metric, margin in rules.all_margins.items():
             yield Margin(metric, name, margin, pairs, missing)

@@ -105,12 +105,12 @@ def event_text(event: Any) -> tuple[str, str, str]:
     data = to_json(event.data)
     kind = event.kind.rpartition(":")[2]
     if kind == "ChatMessage":
-        said = data.get("content") or ""
+        text = data.get("content") or ""
         calls = "; ".join(
             f"calls {call['name']}({_arguments(call['arguments'])})" for call in data.get("tool_calls") or ()
         )
         thought = f"(reasoning) {data['reasoning']}" if data.get("reasoning") else ""
-        return str(data["role"]), "\n".join(part for part in (thought, value_text(said), calls) if part), "bold"
+        return str(data["role"]), "\n".join(part for part in (thought, value_text(text), calls) if part), "bold"
     if kind == "ToolInvoked":
         ended = value_text(data.get("result"))
         if data.get("error") or data.get("success") is False:

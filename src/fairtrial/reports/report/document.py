@@ -465,11 +465,11 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -
     yield from dict.fromkeys(
         part.figures.repeated_inputs.remark for part in parts if part.figures.repeated_inputs is not None
     )
-    said: dict[str, list[str]] = {}
+    experiments_by_remark: dict[str, list[str]] = {}
     for part in parts:
         for remark in _figure_remarks(part.figures):
-            said.setdefault(remark, []).append(part.name)
-    for remark, names in said.items():
+            experiments_by_remark.setdefault(remark, []).append(part.name)
+    for remark, names in experiments_by_remark.items():
         yield remark if len(names) == len(parts) else f"{', '.join(names)}: {remark}"
     cut_off = sum(part.cut_off_calls for part in parts)
     if cut_off:

@@ -106,7 +106,7 @@ def criterion_text(metric: Metric) -> str:
     return f"{verdict}{value}  {metric.name}{f': {metric.reason}' if metric.reason else ''}"
 
 
-def said_by_criteria(why: str, score: Score) -> bool:
+def repeats_criteria(why: str, score: Score) -> bool:
     """Return whether a reason only repeats the reasons of criteria, which are shown separately."""
     for metric in sorted(score.criteria, key=lambda metric: -len(metric.reason)) if len(score.criteria) > 1 else ():
         why = why.replace(f"{metric.name}: {metric.reason}", "") if metric.reason else why
@@ -135,7 +135,7 @@ def case(result: EvalResult, title: str, *, whole: bool = False) -> TrialDetails
         outcome = result_name = result.outcome.replace("_", " ")
     else:
         facts.append(("output", shown(result.output)))
-        if not said_by_criteria(why := score.explain(), score):
+        if not repeats_criteria(why := score.explain(), score):
             facts.append(("reason", why))
         if len(score.criteria) > 1:
             facts.append(("criteria", "\n".join(map(criterion_text, score.criteria))))

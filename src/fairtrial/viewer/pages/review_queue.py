@@ -102,12 +102,12 @@ def blind_values(
     shows_transcript = more.get("transcript") == "1"
     events = _task_transcript(result, with_instructions="experiment" in review.shows)
     own = opened.state.answers.get(member.ordinal, {}).get(who)
-    said = next((word for word, value in ANSWERS[review.scale].items() if value == own), "")
+    own_answer = next((word for word, value in ANSWERS[review.scale].items() if value == own), "")
     return {
         "blocks": blocks, "facts": facts, "events": events if shows_transcript else None,
         "has_transcript": bool(events.entries), "has_expected": has_expected and "expected" not in review.shows,
         "shows_expected": shows_expected, "answers": [(word, KEYS[word]) for word in ANSWERS[review.scale]],
-        "skip_reasons": SKIP_REASONS, "said": said, "markdown": markdown,
+        "skip_reasons": SKIP_REASONS, "said": own_answer, "markdown": markdown,
         "skipped": opened.state.skips.get(member.ordinal, {}).get(who, ""),
         "comment": opened.state.comments.get(member.ordinal, {}).get(who, ""),
         "guidelines": markdown(review.guidelines) if review.guidelines else None,

@@ -262,8 +262,8 @@ def _rows(viewer: Viewer, links: Any, opened: OpenReview, members: list[ReviewMe
 
 def _word(opened: OpenReview, value: Any) -> str:
     """Return an answer as it was given."""
-    said = ANSWERS[opened.review.scale]
-    return next((word for word, known in said.items() if known == value and type(known) is type(value)), str(value))
+    answers = ANSWERS[opened.review.scale]
+    return next((word for word, known in answers.items() if known == value and type(known) is type(value)), str(value))
 
 
 def _comments(links: Any, opened: OpenReview) -> list[tuple[str, str, str, str]]:
@@ -300,8 +300,8 @@ async def _calibration(viewer: Viewer, opened: OpenReview, experiment: str, metr
         "job": "calibration", "run_id": opened.run.run_id, "experiment": experiment, "name": opened.review.name,
         "metric": metric,
     }  # fmt: skip
-    said = sorted((at, sorted(map(str, votes.items()))) for at, votes in opened.state.answers.items())
-    return await viewer.workbench.answer(job, (await viewer.state_of(opened.run), json.dumps(said)))
+    answers = sorted((at, sorted(map(str, votes.items()))) for at, votes in opened.state.answers.items())
+    return await viewer.workbench.answer(job, (await viewer.state_of(opened.run), json.dumps(answers)))
 
 
 async def calibration_page(viewer: Viewer, request: Request) -> Response:
@@ -341,9 +341,11 @@ async def pick_trial(viewer: Viewer, request: Request, form: FormFields) -> Resp
     """Store what somebody says of a trial that they chose themselves. It is never part of an estimate."""
     run = (await viewer.find_run(request.path_params["run"])).run
     name, say = form.get("name"), form.get("say")
-    if name not in [review.name for review in run.noted.reviews] or not any(say in said for said in ANSWERS.values()):
+    if name not in [review.name for review in run.noted.reviews] or not any(
+        say in answers for answers in ANSWERS.values()
+    ):
         raise ConfigurationError(f"the answer must be on the scale of a review (got {say!r} for {name!r})")
-    value = next(said[say] for said in ANSWERS.values() if say in said)
+    value = next(answers[say] for answers in ANSWERS.values() if say in answers)
     ordinal = form.number("o")
     found = await viewer.read(lambda: list(viewer.store.results(run.run_id, ordinals=[ordinal])))
     if not found:

@@ -187,7 +187,7 @@ def _picks(viewer: Viewer, run: RunRecord, result: EvalResult) -> list[tuple[str
     """Return for each review its name, its answers, and what was said of this trial outside of the sample."""
     made = []
     for review in run.noted.reviews:
-        said = {
+        labels = {
             label.annotator: label.value
             for label in viewer.store.labels(run.run_id, name=PICKED + review.name)
             if label.key == result.key
@@ -195,7 +195,7 @@ def _picks(viewer: Viewer, run: RunRecord, result: EvalResult) -> list[tuple[str
         answers = ANSWERS[review.scale]
         words = [
             (who, next((word for word, known in answers.items() if known == value), str(value)))
-            for who, value in said.items()
+            for who, value in labels.items()
         ]
         made.append((review.name, list(answers) if not viewer.read_only else [], words))
     return made
