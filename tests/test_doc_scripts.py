@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
+import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
 
 import fairtrial
+from fairtrial import ToolInvoked
 from fairtrial.cli.app import command_tree
+from tests.notebooks import execute, printed, start_kernel
 from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,3 +108,159 @@ def test_every_public_name_has_a_docstring_and_is_in_the_reference_of_the_site(
     assert {name for _, name, _ in script.public_names()} <= set(entries)
     monkeypatch.setattr(fairtrial.evaluate, "__doc__", None)
     assert "fairtrial.evaluate" in script.undocumented()
+
+
+# The examples of prompts, models and agents run as they are.
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_function_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("function", monkeypatch).main()
+    assert report.pass_rate == pytest.approx(2 / 3)
+
+
+@pytest.mark.proves("R66")
+def test_a_prompt_is_evaluated_in_two_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("prompt", monkeypatch).main()
+    assert report["brief"].pass_rate == report["thorough"].pass_rate == 1.0
+
+
+def test_an_agent_with_tools_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("tool_agent", monkeypatch).main()
+    assert report.pass_rate == 1.0
+    assert report.total_tokens > 0
+
+
+def test_code_is_tested_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("sandboxed_code", monkeypatch).main()
+    assert report.pass_rate == 1.0
+    assert [call.result for call in report.results[0].session[ToolInvoked].all()] == ["13"]
+
+
+def test_agents_that_exist_already_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    function, endpoint = load("existing_agent", monkeypatch).main()
+    assert function.pass_rate == 1.0
+    assert endpoint.pass_rate == 0.5
+    assert function.total_tokens > 0
+    assert endpoint.total_tokens == 30
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["function", "prompt", "tool_agent", "existing_agent", "sandboxed_code"])
+def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
+    """With warnings on, so that nothing left open goes unnoticed."""
+    command = [sys.executable, "-W", "always", str(EXAMPLES / f"{name}.py")]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
+    assert ended.returncode == 0
+    assert "pass rate" in ended.stdout
+    assert ended.stderr == ""
+
+
+@pytest.mark.proves("R39")
+def test_a_judge_is_checked_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, report = load("judge", monkeypatch).main()
+    assert checked.ok
+    assert report.pass_rate == 0.5
+
+
+def test_an_agent_of_another_framework_is_evaluated_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("pydantic_ai_agent", monkeypatch).main()
+    assert report.pass_rate == 1.0
+    assert report.total_tokens > 0
+
+
+# In a notebook, whose cells run inside an event loop: a real kernel executes what people type there.
+
+
+SUITE = """
+from fairtrial import Dataset, EvalSuite, compare, evaluate, evaluate_sync, exact_match
+capitals = Dataset.of({"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Peru": "Lima"})
+def answer(country):
+    return {"France": "Paris"}.get(country, "?")
+suite = EvalSuite(name="geography", dataset=capitals, task=answer, evaluator=exact_match)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockingKernelClient]:
+    """A kernel in a folder of its own, which knows `suite`."""
+    with start_kernel(tmp_path_factory.mktemp("notebook")) as client:
+        assert execute(client, SUITE) == []
+        yield client
+
+
+@pytest.mark.parametrize("run", ["await evaluate(capitals, answer, exact_match)", "suite.run_sync()"])
+def test_a_report_is_shown_as_a_table_and_printed_as_text(kernel: BlockingKernelClient, run: str) -> None:
+    [shown] = execute(kernel, f"report = {run}\nreport")
+    assert "<table" in shown["text/html"]
+    assert shown["text/plain"].endswith(": 4 of 4 trials>")
+    assert "pass rate     25.0%  0.6% to 80.6%  4" in printed(execute(kernel, "print(report)"))
+
+
+def test_a_comparison_is_shown_as_a_table_and_printed_as_text(kernel: BlockingKernelClient) -> None:
+    [shown] = execute(kernel, "both = compare(suite.run_sync(), await suite.run())\nboth")
+    assert "<table" in shown["text/html"]
+    assert "passed: too few samples to tell" in printed(execute(kernel, "print(both)"))
+
+
+def test_progress_is_one_line_that_changes(kernel: BlockingKernelClient) -> None:
+    outputs = execute(kernel, "_ = await suite.run(store='sqlite:///runs.db', progress=True)")
+    assert all(list(output) == ["text/plain"] for output in outputs)
+    assert "4 of 4 trials, passed 25.0% [0.6%, 80.6%], no errors" in outputs[-1]["text/plain"]
+
+
+def test_a_cell_that_defines_the_task_again_starts_another_run(kernel: BlockingKernelClient) -> None:
+    known = "def recall(country):\n    return {known}.get(country, '?')\n"
+    again = "EvalSuite(name='again', dataset=capitals, task=recall, evaluator=exact_match)"
+    rate = f"print({again}.run_sync(store='sqlite:///again.db')['baseline'].pass_rate)"
+    assert printed(execute(kernel, known.format(known={"France": "Paris"}) + rate)) == "0.25\n"
+    assert printed(execute(kernel, known.format(known={"France": "Paris", "Peru": "Lima"}) + rate)) == "0.5\n"
+
+
+# The documentation site: every page and every public name, without a warning, without anything from elsewhere.
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built once for all processes of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            command = [sys.executable, str(ROOT / "scripts" / "site"), "--output", str(folder)]
+            built = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+            assert built.returncode == 0, built.stderr
+    return folder / fairtrial.__version__
+
+
+@pytest.mark.long
+class TestSite:
+    def test_every_page_of_the_documentation_is_on_it(self, site: Path) -> None:
+        pages = {path.relative_to(ROOT).with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
+        built = {path.relative_to(site) for path in site.rglob("*.html")}
+        assert pages - built == {Path("docs/README.html")}
+
+    def test_every_public_name_has_an_entry(self, site: Path) -> None:
+        reference = "".join(path.read_text(encoding="utf-8") for path in (site / "python").glob("*.html"))
+        entries = set(re.findall(r'<dt class="[^"]*" id="fairtrial\.([\w.]+)"', reference))
+        assert {"EvalSuite", "compare", "EvalReport", "EvalSuite.run_sync"} <= entries
+        missing = [name for name in fairtrial.__all__ if not name.startswith("__") and name not in entries]
+        assert missing == []
+
+    def test_it_can_be_searched_without_a_server(self, site: Path) -> None:
+        assert "smallest_difference_that_matters" in (site / "searchindex.js").read_text(encoding="utf-8")

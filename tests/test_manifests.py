@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import inspect
 import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,22 @@ import jsonschema
 import kubernetes_validate  # type: ignore[import-untyped]
 import psycopg
 import pytest
+import redis
+import yaml
 
-from fairtrial.cli import command_worker
-from fairtrial.mailbox import PostgresConnection, PostgresMailbox
-from tests.test_deploy import DEPLOY, read_yaml
+from fairtrial import exact_match
+from fairtrial.base import metrics
+from fairtrial.cli import command_worker, options
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, LoopGroup
+from fairtrial.fleet.ops.health import STALL_SECONDS, Probe, exposition
+from fairtrial.mailbox import InMemoryMailbox, PostgresConnection, PostgresMailbox
+from fairtrial.mailbox.redis.receive import Keys
+from tests.redis_server import free_port
 
 pytestmark = pytest.mark.proves("R83", "R84")
 
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
 VERSION = "1.36"
 MANIFESTS = ("kubernetes.yaml", "kubernetes-job.yaml", "keda-postgresql.yaml", "keda-sqs.yaml")
 KEDA: dict[str, Any] = json.loads(Path(__file__).with_name("keda_schema.json").read_text())
@@ -154,3 +165,330 @@ def test_the_array_drains_before_its_time_is_over_and_gives_its_signals_to_the_w
     assert int(seconds) >= int(worker_flags(command)["--drain"]) + 30
     assert "\n#SBATCH --requeue\n" in ARRAY
     subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=True)
+
+
+# The files in `deploy/` match the code: files, flags, ports, paths, times and permissions.
+
+
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML's own loader would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"duplicate key {key!r}{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> list[Any]:
+    return list(yaml.load_all(text, StrictLoader))
+
+
+@pytest.fixture(scope="module")
+def compose() -> Any:
+    (found,) = read_yaml((DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> dict[str, Any]:
+    return {one["kind"]: one for one in read_yaml((DEPLOY / "kubernetes.yaml").read_text())}
+
+
+@pytest.fixture(scope="module")
+def pod(kubernetes: dict[str, Any]) -> Any:
+    return kubernetes["Deployment"]["spec"]["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def container(pod: Any) -> Any:
+    (only,) = pod["containers"]
+    return only
+
+
+@pytest.fixture(scope="module")
+def pods(kubernetes: dict[str, Any]) -> list[Any]:
+    """Of the workers and of the client."""
+    return [kubernetes[kind]["spec"]["template"]["spec"] for kind in ("Deployment", "Job")]
+
+
+@pytest.fixture(scope="module")
+def containers(pods: list[Any]) -> list[Any]:
+    return [container for pod in pods for container in pod["containers"]]
+
+
+def flags(command: list[str]) -> dict[str, str]:
+    assert command[:2] == ["worker", "evals/suite.py"]
+    rest = command[2:]
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def image_command() -> list[str]:
+    found = re.search(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
+    assert found is not None
+    command: list[str] = json.loads(found[1])
+    return command
+
+
+def all_commands(compose: Any, container: Any) -> list[list[str]]:
+    return [compose["services"]["worker"]["command"], container["args"], image_command()]
+
+
+def test_the_commands_have_only_flags_that_workers_know(compose: Any, container: Any) -> None:
+    given = {flag for command in all_commands(compose, container) for flag in flags(command)}
+    # The group's own settings are there whichever command passes them on.
+    settings = inspect.signature(LoopGroup).parameters
+    assert {flag[2:].replace("-", "_") for flag in given if "health" in flag} <= set(settings)
+    source = inspect.getsource(command_worker) + inspect.getsource(options)
+    assert {flag for flag in given if f'"{flag}"' not in source} == set()
+
+
+def test_the_composed_client_leaves_the_work_to_the_workers_and_reads_their_queue(compose: Any) -> None:
+    client, worker = (compose["services"][name] for name in ("client", "worker"))
+    # Without --fleet the trials would be executed in the client.
+    assert client["command"] == ["run", worker["command"][1], "--fleet", "--health-port", "8080"]
+    assert "http://127.0.0.1:8080/health" in client["healthcheck"]["test"][-1]
+    assert client["environment"]["FAIRTRIAL_MAILBOX"] == worker["environment"]["FAIRTRIAL_MAILBOX"]
+
+
+def test_probes_ask_for_pages_that_exist_where_they_are_served(container: Any) -> None:
+    (port,) = container["ports"]
+    command = flags(container["args"])
+    assert command["--health-port"] == str(port["containerPort"])
+    assert command["--health-host"] == "0.0.0.0"  # Probes come from outside the pod.
+    pages = set(re.findall(r'"(/[a-z]+)": self\._', inspect.getsource(Probe)))
+    assert pages == {"/live", "/ready", "/health", "/metrics"}
+    asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {probe["port"] for probe in asked.values()} == {port["name"]}
+    assert [asked[name]["path"] for name in asked] == ["/live", "/live", "/ready"]
+    # A probe waits longer than the page takes when the loop is stuck, and a short stall kills nobody.
+    liveness = container["livenessProbe"]
+    assert liveness["timeoutSeconds"] > 1
+    stall = inspect.signature(LoopGroup).parameters["stall_seconds"].default
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= stall
+
+
+def test_metrics_are_scraped_where_they_are_served(kubernetes: dict[str, Any], container: Any) -> None:
+    notes = kubernetes["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert notes["prometheus.io/port"] == flags(container["args"])["--health-port"]
+    assert notes["prometheus.io/path"] == "/metrics"
+
+
+def test_a_drain_ends_before_the_kill(compose: Any, pod: Any, container: Any) -> None:
+    assert pod["terminationGracePeriodSeconds"] >= int(flags(container["args"])["--drain"]) + 30
+    worker = compose["services"]["worker"]
+    assert int(worker["stop_grace_period"].removesuffix("s")) >= int(flags(worker["command"])["--drain"]) + 30
+
+
+def test_the_composed_workers_check_themselves_where_they_listen(compose: Any) -> None:
+    worker = compose["services"]["worker"]
+    command = flags(worker["command"])
+    assert f"http://{command['--health-host']}:{command['--health-port']}/live" in worker["healthcheck"]["test"][-1]
+
+
+def test_workers_are_scaled_on_the_stream_they_read(kubernetes: dict[str, Any], container: Any) -> None:
+    scaled = kubernetes["ScaledObject"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == kubernetes["Deployment"]["metadata"]["name"]
+    (trigger,) = scaled["triggers"]
+    assert trigger["metadata"]["stream"] == Keys.of("suite.requests").stream
+    assert trigger["metadata"]["streamLength"] == flags(container["args"])["--concurrency"]
+    assert trigger["authenticationRef"]["name"] == kubernetes["TriggerAuthentication"]["metadata"]["name"]
+    assert "replicas" not in kubernetes["Deployment"]["spec"]  # Two hands on one wheel.
+
+
+def test_secrets_come_from_secrets(compose: Any, kubernetes: dict[str, Any], containers: list[Any]) -> None:
+    variables = [variable for each in containers for variable in each["env"] if variable["name"] != "JOB_UID"]
+    assert all("secretKeyRef" in variable["valueFrom"] for variable in variables)
+    for name in ("redis", "postgres"):  # Not in the environment, which `docker inspect` shows.
+        service = compose["services"][name]
+        assert service["secrets"] == [f"{name}_password"]
+        assert compose["secrets"][f"{name}_password"] == {"environment": f"{name.upper()}_PASSWORD"}
+        assert not [key for key in service.get("environment", {}) if re.fullmatch(".*(PASSWORD|AUTH)", key)]
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    for key in re.findall(r"^ +key: (\S+)$", text, re.MULTILINE):
+        assert f"--from-literal={key}=" in text  # The comment that makes the secret makes all of it.
+    for service in compose["services"].values():
+        for name, value in service.get("environment", {}).items():
+            assert not re.search("PASSWORD$|KEY|AUTH", name) or value.startswith("${")
+
+
+def test_nothing_runs_as_root_or_writes_where_it_need_not(compose: Any, pods: list[Any], containers: list[Any]) -> None:
+    user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    assert user is not None
+    for pod in pods:
+        assert pod["securityContext"]["runAsUser"] == int(user[1]) > 0
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+    for container in containers:
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for service in compose["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {compose["services"][name]["user"] for name in ("redis", "postgres")} == {"redis", "postgres"}
+    assert DOCKERFILE.rindex("USER ") > DOCKERFILE.rindex("RUN pip")
+
+
+def test_everything_has_limits(compose: Any, pods: list[Any], containers: list[Any]) -> None:
+    for container in containers:
+        assert set(container["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
+        assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}
+    assert all("sizeLimit" in volume["emptyDir"] for pod in pods for volume in pod["volumes"])
+    for service in compose["services"].values():
+        assert {"mem_limit", "cpus", "pids_limit"} <= set(service)
+    # Redis refuses what is sent before the kernel kills it.
+    maxmemory = re.search(r"^maxmemory (\d+)gb$", (DEPLOY / "redis.conf").read_text(), re.MULTILINE)
+    assert maxmemory is not None
+    assert int(compose["services"]["redis"]["mem_limit"].removesuffix("g")) > int(maxmemory[1])
+
+
+def test_the_network_policy_covers_workers_and_client_and_leaves_them_only_what_they_need(
+    kubernetes: dict[str, Any],
+) -> None:
+    policy = kubernetes["NetworkPolicy"]["spec"]
+    for kind in ("Deployment", "Job"):
+        labels = kubernetes[kind]["spec"]["template"]["metadata"]["labels"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (inward,) = policy["ingress"]
+    assert inward["ports"] == [{"protocol": "TCP", "port": 8080}]
+    assert inward["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    ports = [sorted({port["port"] for port in rule["ports"]}) for rule in policy["egress"]]
+    assert ports == [[53], [6379], [5432], [443]]
+    (outside,) = policy["egress"][-1]["to"]
+    for private in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"):
+        assert private in outside["ipBlock"]["except"]
+
+
+def test_the_client_runs_the_suite_of_the_workers_and_is_probed_where_it_listens(kubernetes: dict[str, Any]) -> None:
+    (client,) = kubernetes["Job"]["spec"]["template"]["spec"]["containers"]
+    (worker,) = kubernetes["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert client["args"][:3] == ["run", worker["args"][1], "--fleet"]
+    given = dict(zip(client["args"][3::2], client["args"][4::2], strict=True))
+    # The same for every pod of a Job, and another for the next Job: a restarted pod executes nothing twice.
+    label = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+    assert {"name": "JOB_UID", "valueFrom": label} in client["env"]
+    assert given.pop("--once") == "$(JOB_UID)"
+    assert given == {"--health-port": str(client["ports"][0]["containerPort"]), "--health-host": "0.0.0.0"}
+    source = Path(options.__file__).read_text()
+    assert all(f'"{flag}"' in source for flag in given)
+    assert client["livenessProbe"]["httpGet"] == {"path": "/live", "port": client["ports"][0]["name"]}
+
+
+def test_images_are_named_plainly_and_the_image_is_made_of_files_that_exist(compose: Any, container: Any) -> None:
+    (python,) = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert re.fullmatch(r"python:3\.12\.\d+-slim-[a-z]+", python)  # Down to the patch.
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
+    services = compose["services"]
+    assert services["worker"]["build"]["args"]["PYTHON_IMAGE"] == f"${{PYTHON_IMAGE:-{python}}}"
+    assert {services["worker"]["image"], services["client"]["image"], container["image"]} == {"fairtrial-worker"}
+    for name in ("redis", "postgres"):
+        assert re.fullmatch(rf"\$\{{{name.upper()}_IMAGE:-{name}:\d+(\.\d+)+\}}", services[name]["image"])
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+    names = [name for line in copied for name in line.split()]
+    assert names == [
+        "deploy/build-requirements.txt", "pyproject.toml", "README.md", "LICENSE", "src", "deploy/requirements.txt"
+    ]  # fmt: skip
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for name in names:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in ignored
+    for service in compose["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert not source.startswith("./") or (DEPLOY / source).is_file()
+    assert (DEPLOY / compose["services"]["worker"]["build"]["context"]).resolve() == ROOT
+
+
+def test_the_image_installs_the_versions_that_were_tested_and_checks_their_hashes() -> None:
+    installs = re.findall(r"pip install ((?:[^&\n]|\\\n)*)", DOCKERFILE.partition("ARG ")[2])
+    from_files = [line for line in installs if "--requirement" in line]
+    assert len(from_files) == 2
+    assert all("--require-hashes --only-binary :all:" in line for line in from_files)
+    assert all("--no-index" in line for line in installs if line not in from_files)
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "constraints", "--check"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the image installs what was tested\n")
+    for name in ("requirements.txt", "build-requirements.txt"):
+        assert "://" not in (DEPLOY / name).read_text()
+    installed = (DEPLOY / "requirements.txt").read_text()
+    assert all(f"\n{name}==" in installed for name in ("redis", "psycopg", "psycopg-binary", "openai", "anthropic"))
+
+
+def test_redis_starts_as_composed_with_its_user_its_limits_and_nobody_else(compose: Any, tmp_path: Path) -> None:
+    shell, option, script = compose["services"]["redis"]["command"]
+    port = free_port()
+    script = script.replace("$$", "$").replace("/etc/fairtrial", str(DEPLOY)).replace("/data", str(tmp_path))
+    script = script.rstrip("\n") + f" --bind 127.0.0.1 --port {port} --logfile {tmp_path}/log\n"
+    (tmp_path / "redis_password").write_text("abc123def")
+    script = script.replace("/run/secrets", str(tmp_path))
+    process = subprocess.Popen([shell, option, script], cwd=tmp_path)
+    try:
+        client = redis.Redis(port=port, username="fairtrial", password="abc123def", protocol=2)
+        for _ in range(500):
+            try:
+                client.ping()
+                break
+            except redis.exceptions.ConnectionError:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.02)
+        info: Any = client.info()
+        assert (info["aof_enabled"], info["maxmemory_policy"]) == (1, "noeviction")
+        assert info["maxmemory"] > 0
+        client.close()
+        with redis.Redis(port=port, protocol=2) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+            nobody.ping()
+        assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_a_key_that_is_written_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="duplicate key 'a'"):
+        read_yaml("b: 1\nc:\n  a: 1\n  a: 2\n")
+
+
+@pytest.fixture(scope="module")
+def alerts() -> list[dict[str, Any]]:
+    (found,) = read_yaml((DEPLOY / "alerts.yaml").read_text())
+    (group,) = found["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_alerts_and_the_runbook_name_metrics_that_are_exported(alerts: list[dict[str, Any]]) -> None:
+    mailbox = InMemoryMailbox("jobs", EvalRequest)
+    loop = EvalLoop(requests=mailbox, loop=str, evaluator=exact_match, results=InMemoryMailbox("results", EvalReply))
+    group = LoopGroup([loop], health_port=0, watch={"jobs": mailbox})
+    group._depths.depths["jobs"] = await mailbox.depth()
+    assert group._health is not None
+    with metrics.track_run("run", "suite", 1):
+        page = await group._health._metrics()
+        own = exposition(group._pages.families())
+    exported = set(re.findall(r"^# TYPE (\S+)", page.body + own, re.MULTILINE))
+    exported |= {f"{one.name}{end}" for one in metrics.HISTOGRAMS for end in ("_bucket", "_sum", "_count")}
+    named = {name for rule in alerts for name in re.findall(r"\bfairtrial_\w+", rule["expr"])}
+    assert len(named) > 10
+    assert named - exported == set()
+    runbook = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"`(fairtrial_\w+)", runbook))
+    assert shown - exported == set()
+    assert {one.name for one in (*metrics.HISTOGRAMS, *metrics.MEASURES)} <= shown
+
+
+def test_every_alert_has_its_paragraph_in_the_runbook(alerts: list[dict[str, Any]]) -> None:
+    runbook = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+    names = [rule["alert"] for rule in alerts]
+    assert re.findall(r"^### (\w+)$", runbook, re.MULTILINE) == names
+    for rule in alerts:
+        assert rule["annotations"]["summary"].endswith("."), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+    # The rule of a stuck event loop and the probe agree.
+    assert f"silence_seconds > {STALL_SECONDS:g}" in alerts[0]["expr"]

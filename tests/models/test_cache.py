@@ -1,11 +1,17 @@
+"""Replies kept on disk, what calls cost, and the time that adapters add."""
+
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import sqlite3
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -14,14 +20,23 @@ import pytest
 from fairtrial import ChatMessage, EvalResult, Experiment, Sample, Session, TokenUsage, ToolCall, TrialContext, TrialKey
 from fairtrial.data.session.events import PromptExecuted
 from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
-from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, Usage
+from fairtrial.integrations.model_server import (
+    FaultRule,
+    ModelServer,
+    ParsedRequest,
+    ServerFailed,
+    Usage,
+    spawn_model_server,
+)
 from fairtrial.integrations.model_server import Reply as Served
 from fairtrial.models import ModelReply, ResponseCache, RetryPolicy, ScriptedAdapter, ToolSpec
+from fairtrial.models.pricing import Prices, _cost, is_known, priced, read_prices
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.testing.fakes import FakeClock
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
+from tests.figures import Figure
 
 type MakeAdapter = Callable[..., SdkAdapter]
 
@@ -389,3 +404,100 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
         ResponseCache(tmp_path / "c.db", "sometimes")  # type: ignore[arg-type]  # what the test is about
     with pytest.raises(ConfigurationError, match="more than 0"):
         ResponseCache(tmp_path / "c.db", max_bytes=0)
+
+
+USED = TokenUsage(1000, 100, 500)
+
+
+def test_a_known_model_has_its_price_by_provider_or_by_address() -> None:
+    by_name = priced(USED, "gpt-4o-mini", provider="openai")
+    by_address = priced(USED, "gpt-4o-mini", base_url="https://api.openai.com/v1")
+    assert by_name.cost_usd == by_address.cost_usd == pytest.approx(0.0001725)
+    assert (by_name.input_tokens, by_name.output_tokens, by_name.cached_tokens) == (1000, 100, 500)
+
+
+def test_writing_to_a_providers_cache_costs_extra() -> None:
+    plain = priced(TokenUsage(1000, 0), "claude-sonnet-4-5", provider="anthropic").cost_usd
+    used = TokenUsage(1000, 0, cache_write_tokens=1000)
+    written = priced(used, "claude-sonnet-4-5", provider="anthropic").cost_usd
+    assert plain is not None
+    assert written == pytest.approx(plain * 1.25)
+
+
+def test_given_prices_tell_cache_writes_and_reasoning_apart() -> None:
+    used = TokenUsage(1_000_000, 1_000_000, 500_000, reasoning_tokens=600_000, cache_write_tokens=300_000)
+    assert Prices(input=2.0, output=10.0).cost(used) == pytest.approx(12.0)
+    assert Prices(2.0, 10.0, cached=0.2, cache_write=2.5, reasoning=5.0).cost(used) == pytest.approx(
+        0.2 * 2 + 0.5 * 0.2 + 0.3 * 2.5 + 0.4 * 10 + 0.6 * 5
+    )
+    table = read_prices({"m": {"input": 1, "output": 2, "cache_write": 3, "reasoning": 4}})
+    assert table == {"m": Prices(1, 2, cache_write=3, reasoning=4)}
+    with pytest.raises(ConfigurationError, match="cached, cache_write, reasoning"):
+        read_prices({"m": {"input": 1, "output": 2, "thinking": 3}})
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "base_url"),
+    [
+        ("no-such-model", "openai", None),
+        ("gpt-4o", "no-such-provider", None),
+        ("gpt-4o", None, "http://127.0.0.1:1"),
+        ("gpt-4o", None, None),
+    ],
+)
+def test_what_is_not_in_the_list_has_no_price(model: str, provider: str | None, base_url: str | None) -> None:
+    assert priced(USED, model, provider=provider, base_url=base_url) == USED
+
+
+def test_counts_that_cannot_be_have_no_price() -> None:
+    assert priced(TokenUsage(10, 5, 500), "gpt-4o-mini", provider="openai").cost_usd is None
+
+
+def test_without_the_list_nothing_has_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
+    is_known.cache_clear()
+    _cost.cache_clear()
+    try:
+        assert priced(USED, "gpt-4o-mini", provider="openai") == USED
+    finally:
+        is_known.cache_clear()
+        _cost.cache_clear()
+
+
+# Figures, measured in one run. The commands in `benchmarks/` measure the same with more calls.
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    import sys
+
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look their module up.
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.measured
+def test_the_adapter_keeps_nine_tenths_of_the_bare_sdks_throughput(figure: Figure) -> None:
+    benchmark = load("adapter")
+    with spawn_model_server("Paris.", latency=0.05) as server:
+        rates, costs = asyncio.run(benchmark.measure(server.base_url, 1500, 100, 3))
+    print({name: [round(rate) for rate in found] for name, found in rates.items()})
+    print({name: [round(cost, 2) for cost in found] for name, found in costs.items()})
+    print({other: round(benchmark.ratio(rates, other), 2) for other in ("sdk", "sdk_raw", "aiohttp")})
+    figure("adapter: calls a second, x the bare SDK", benchmark.ratio(rates, "sdk"), at_least=0.9)
+
+
+@pytest.mark.measured
+def test_the_limiter_finds_a_limit_it_was_not_told(figure: Figure) -> None:
+    benchmark = load("limiter")
+    fixed, adaptive = benchmark.compare(calls=1500, cap=40, latency=0.2)
+    print(fixed, adaptive)
+    assert fixed.failed == adaptive.failed == 0
+    figure("limiter: calls a second, x the right limit", adaptive.rate / fixed.rate, at_least=0.85)
+    assert adaptive.refused_late < 0.05

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +19,14 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import BaseModel, Field, TypeAdapter
 
+import fairtrial
 from fairtrial import AnthropicAdapter, ChatMessage, Dataset, EvalSuite, OpenAIAdapter, Sample, agent_task, contains
 from fairtrial.data.attachment import BlobFolder
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,
     ModelAuthError,
+    ModelError,
     ModelRefusedError,
     ModelUnavailableError,
     RateLimitedError,
@@ -31,13 +39,15 @@ from fairtrial.integrations.model_server import (
     ModelServer,
     NotAuthorised,
     RateLimited,
+    ReasoningNotReturned,
     Refused,
     Reply,
+    Script,
     ServerFailed,
     StreamFailed,
     ToolCallReply,
 )
-from fairtrial.models import AgentEnded, ToolSpec
+from fairtrial.models import AgentEnded, RetryPolicy, ToolSpec
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
 from fairtrial.models.limiter import NO_RETRY, Unlimited
@@ -278,3 +288,150 @@ async def test_a_full_context_ends_an_agent_as_truncated(protocol: str) -> None:
     assert (result.outcome, result.output) == ("scored", "Snow, I think.")
     assert ended is not None
     assert (ended.reason, ended.detail) == ("truncated", "the context of the model is full")
+
+
+# docs/reference/providers.md: every feature that works has a test that exists (features.toml).
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "providers.md"
+TESTS = tomllib.loads(Path(__file__).with_name("features.toml").read_text(encoding="utf-8"))
+PROTOCOLS = "RCAGB"
+PLAIN = {"yes", "parameter", "refused", "n/a"}
+
+
+def rows() -> list[list[str]]:
+    text = PAGE.read_text(encoding="utf-8")
+    everywhere = [[feature, *["yes"] * len(PROTOCOLS)] for feature in re.findall(r"^- (.*)$", text, re.M)]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return everywhere + [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_every_cell_has_its_test_or_a_reason(row: list[str]) -> None:
+    feature, *cells = row
+    covered: dict[str, str] = {}
+    for letters, reference in re.findall(r"((?:[RCAGB] ?)+): ([^;]+)", TESTS.get(feature, "")):
+        path, _, name = reference.partition("::")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or re.search(rf"def {re.escape(name)}\(", text), f"{feature}: there is no test {reference}"
+        covered |= dict.fromkeys(letters.split(), reference)
+    page = PAGE.read_text(encoding="utf-8")
+    assert len(cells) == len(PROTOCOLS)
+    for protocol, cell in zip(PROTOCOLS, cells, strict=True):
+        note = re.fullmatch(r"(no|later|yes|refused) \((\d+)\)", cell)
+        assert cell in PLAIN or note, f"{feature}, {protocol}: {cell!r} is not a value of the table"
+        if note:
+            assert re.search(rf"^{note[2]}\. ", page, re.M), f"{feature}, {protocol}: note {note[2]} is missing"
+        if cell != "n/a" and not (note and note[1] in ("no", "later")):
+            assert protocol in covered, f"{feature}, {protocol}: no test is named"
+
+
+def test_the_table_is_there() -> None:
+    assert len(rows()) > 20
+    assert set(TESTS) <= {feature for feature, *_ in rows()}
+
+
+# The adapter over the oldest and the newest SDKs that are allowed, each in an environment of its own.
+
+
+SOURCE = Path(fairtrial.__file__).parents[1]
+OLDEST = "1.109.1"
+OTHERS = ("httpx", "httpx-aiohttp", "httpcore", "h11", "sniffio", "tqdm", "distro", "jiter")
+PROGRAM = """
+import asyncio, importlib.metadata, sys
+from fairtrial.models.agent import agent_task
+from fairtrial.models.openai import OpenAIAdapter
+from fairtrial.models.tools import Tool, tool_message
+from fairtrial.data.session.trajectory import ChatMessage
+
+def look() -> str:
+    return "snow"
+
+async def main(url):
+    spec = Tool(look).spec
+    for api in ("chat", "responses"):
+        for stream in (False, True):
+            async with OpenAIAdapter("m", base_url=url, api_key="k", api=api, stream=stream) as adapter:
+                asked = ChatMessage("user", "Weather?")
+                first = (await adapter.complete([asked], tools=[spec])).message
+                results = [tool_message(call, "snow") for call in first.tool_calls]
+                last = await adapter.complete([asked, first, *results], tools=[spec])
+                assert (first.reasoning, last.output) == ("Look.", "Snow."), (api, stream, first, last)
+    print(importlib.metadata.version("openai"))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_the_oldest_sdk_tried_is_the_oldest_allowed() -> None:
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["optional-dependencies"]["openai"] == [f"openai[aiohttp]>={OLDEST}"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", [OLDEST, "2.8.0", "2.54.0", "3.0.0"])
+def test_an_agent_works_with_every_allowed_sdk(version: str, tmp_path: Path) -> None:
+    folder = tmp_path / "sdk"
+    # Only what other versions need and this environment lacks: everything would take a minute for each.
+    wanted = [f"openai=={version}", *OTHERS]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder)]
+    subprocess.run([*install, *wanted], check=True, timeout=240)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    look = Reply(tool_calls=(ToolCallReply("look", {}, thought_signature="c2ln"),), reasoning="Look.")
+    with ModelServer(Script((look, "Snow."), per="turn"), faults=ReasoningNotReturned()) as server:
+        done = subprocess.run(
+            [sys.executable, str(program), f"{server.base_url}/v1"],
+            env={"PYTHONPATH": f"{folder}:{SOURCE}", "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stdout.strip()) == (0, version), done.stderr
+
+
+# Keys are sent to the address that was configured, and nowhere else.
+
+
+KEY = "sk-the-key-of-somebody-1234567890"
+
+
+@pytest.fixture
+def redirecting() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server that leads to another host, and the heads of the requests that got there."""
+    heads: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if self.server is servers[1]:
+                heads.append(str(self.headers))
+            self.send_response(307 if self.server is servers[0] else 400)
+            self.send_header("Location", f"http://localhost:{servers[1].server_port}/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{servers[0].server_port}", heads
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("adapter", [OpenAIAdapter, AnthropicAdapter, GeminiAdapter, ConverseAdapter])
+async def test_a_provider_cannot_have_the_key_sent_to_another_host(
+    redirecting: tuple[str, list[str]], adapter: Any
+) -> None:
+    address, heads = redirecting
+    model = adapter("m", api_key=KEY, base_url=address, retry=RetryPolicy(attempts=1))
+    with pytest.raises(ModelError):
+        await model.complete([{"role": "user", "content": "hello"}])
+    assert KEY not in "".join(heads)

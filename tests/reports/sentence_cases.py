@@ -25,7 +25,7 @@ from fairtrial.store import open_store
 from fairtrial.store.notes import PlanNote, write_notes
 from tests.reports.build import stored
 from tests.reports.sides import GRADED, one, planned
-from tests.reports.test_changed_samples import report as changed_report
+from tests.reports.test_shown_comparisons import report as changed_report
 
 type Case = Callable[[], Iterator[str]]
 CASES: dict[str, Case] = {}

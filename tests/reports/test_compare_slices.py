@@ -1,19 +1,27 @@
-"""Comparisons of slices, and of slices with each other."""
+"""Comparisons by slice and of repeated inputs; their coverage."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from fairtrial import ConfigurationError, compare, stats
-from fairtrial.reports import by_input, by_metric
+from fairtrial import ConfigurationError, Dataset, EvalSuite, GateRules, Sample, compare, gate, open_store, stats
+from fairtrial.reports import Comparison, EvalReport, by_input, by_metric
 from fairtrial.reports.compare.compare import compare_columns
+from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.columns import Columns
+from fairtrial.trials import EvalConfig, Experiment, StopWhen, TrialContext
 from tests.reports.build import Trial, graded
 from tests.reports.sides import one, two
+
+# Comparisons of slices, and of slices with each other.
+
 
 pytestmark = pytest.mark.proves("R113")
 
@@ -142,3 +150,159 @@ class TestSlicesAgainstEachOther:
     def test_a_run_that_looked_at_its_own_results_has_no_such_test(self) -> None:
         new, old = self.sides(adaptive=60)
         assert not compare_columns(old, [new], metrics=["passed"], slice_by="kind").candidates[0].slice_tests
+
+
+# Samples with the same input are treated as clusters automatically.
+
+
+def ran(
+    inputs: list[Any], *, metadata: Mapping[int, dict[str, Any]] | None = None, store: Any = "memory:", **settings: Any
+) -> EvalReport:
+    def task(given: Any, ctx: TrialContext) -> bool:
+        return (int(ctx.sample.id) * 7 + (ctx.experiment.name == "b")) % 5 != 0
+
+    facts = metadata or {}
+    samples: list[Sample[Any, Any]] = [Sample(str(i), given, None, facts.get(i, {})) for i, given in enumerate(inputs)]
+    suite = EvalSuite(
+        "s",
+        Dataset(samples),
+        task,
+        lambda output, expected: bool(output),
+        experiments=[Experiment("a"), Experiment("b")],
+        config=EvalConfig(**settings),
+    )
+    return suite.run_sync(store=store)
+
+
+def clusters(report: EvalReport) -> int | None:
+    return report["a"].estimates[0].clusters
+
+
+@pytest.mark.parametrize("kept", ["memory:", "file"])
+def test_samples_with_equal_inputs_are_clusters_and_one_line_says_so(kept: str, tmp_path: Path) -> None:
+    inputs = [{"q": i % 40, "lang": "en"} if i < 60 else {"lang": "en", "q": i % 40} for i in range(80)]
+    store = open_store(kept if kept == "memory:" else str(tmp_path / "runs.db"))
+    report = ran(inputs, store=store)
+    line = "40 samples repeat the input of another; they count as clusters."
+    assert clusters(report) == 40
+    assert line in str(report)
+    comparison = compare(report["a"], report["b"])
+    assert comparison["b"]["passed"].clusters == 40
+    assert line in str(comparison)
+    assert line in gate(report["a"], GateRules(min_pass_rate=0.1)).warnings
+    assert line in gate(report["b"], GateRules(margin=0.5), report["a"]).warnings
+    store.close()
+
+
+def test_samples_without_repeated_inputs_stay_independent() -> None:
+    report = ran([f"q{i}" for i in range(30)])
+    assert clusters(report) is None
+    assert "input of another" not in str(report)
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_empty_inputs_are_no_repeated_inputs(empty: Any) -> None:
+    assert clusters(ran([empty] * 10 + ["x", "y"])) is None
+
+
+def test_one_input_for_all_samples_is_no_cluster() -> None:
+    report = ran(["Play the game."] * 20)
+    assert clusters(report) is None
+    assert "input of another" not in str(report)
+
+
+def test_declared_clusters_win_over_equal_inputs() -> None:
+    inputs = ["x", "x", "y", "y", "z", *[f"q{i}" for i in range(20)]]
+    report = ran(inputs, metadata={0: {"cluster": "A"}, 1: {"cluster": "B"}, 4: {"cluster": "A"}})
+    assert clusters(report) == 3 - 1 + 1 + 20  # A (0 and 4), B, the two of "y", and the others.
+    said = " ".join(str(report).split())
+    assert "2 samples repeat the input of another; 1 input is in more than one declared cluster, which" in said
+
+
+def test_equal_inputs_are_independent_if_the_run_says_so() -> None:
+    report = ran([i % 10 for i in range(40)], cluster="")
+    assert clusters(report) is None
+    assert "input of another" not in str(report)
+    clustered = ran([i % 10 for i in range(40)])
+    assert clusters(clustered) == 10
+    assert compare(clustered["a"], clustered["b"], cluster="")["b"]["passed"].clusters is None
+
+
+def test_a_run_that_ended_by_its_own_rule_only_says_so() -> None:
+    report = ran([i % 100 for i in range(200)], stop_when=StopWhen(narrower_than=0.5))
+    assert clusters(report) is None
+    assert "in a run that used its own results to stop they count as independent" in " ".join(str(report).split())
+
+
+# Power of whole comparisons, by seeded simulation on columns.
+
+
+RUNS = 2_000
+type Array = NDArray[np.float64]
+type Rng = np.random.Generator
+
+
+def versus(sides: Sequence[Columns], run: int, metrics: Sequence[str], **given: Any) -> Comparison:
+    settings = ComparisonSettings(draws=499, seed=run)
+    return compare_columns(sides[0], sides[1:], metrics=metrics, settings=settings, **given)
+
+
+# --- a true difference at the reported minimum detectable effect ---------------------------------------------------
+
+type Draw = Callable[[Rng, float], list[Columns]]
+
+
+def detected(draw: Draw, rng: Rng, metric: str, metrics: Sequence[str], runs: int) -> float:
+    """How often the difference that is reported as just detectable, when it is the true one, is found."""
+    effect = 0.1
+    for pilot in range(5):
+        found = [versus(draw(rng, effect), 40 * pilot + run, metrics)["b"][metric].mde for run in range(30)]
+        effect = (effect + float(np.mean([one for one in found if one is not None]))) / 2
+    return sum(versus(draw(rng, effect), run, metrics)["b"][metric].verdict == "better" for run in range(runs)) / runs
+
+
+def pass_fail(n: int, disagreement: float) -> Draw:
+    def draw(rng: Rng, effect: float) -> list[Columns]:
+        shares = [disagreement / 2 + effect, disagreement / 2, 1 - disagreement - effect]
+        change = rng.choice([1.0, -1.0, 0.0], size=n, p=shares)
+        noise = rng.choice([1.0, -1.0, 0.0], size=n, p=[0.1, 0.1, 0.8])
+        return [
+            Columns.of({"passed": np.maximum(sign * change, 0.0), "other": np.maximum(sign * noise, 0.0)}, name=name)
+            for name, sign in (("a", -1), ("b", 1))
+        ]
+
+    return draw
+
+
+def simulated(n: int) -> Draw:
+    def draw(rng: Rng, effect: float) -> list[Columns]:
+        base = rng.uniform(0.2, 0.6, n)
+        a, b = base + rng.normal(0, 0.1, n), base + effect + rng.normal(0, 0.1, n)
+        return [Columns.of({"value": np.clip(side, 0, 1)}, name=name) for name, side in (("a", a), ("b", b))]
+
+    return draw
+
+
+@pytest.mark.long
+@pytest.mark.proves("R113")
+@pytest.mark.parametrize(
+    ("n", "metrics"),
+    [
+        (50, ["passed"]),
+        (300, ["passed", "other"]),
+    ],
+    ids=lambda given: str(given),
+)
+def test_a_pass_fail_difference_at_the_reported_effect_is_found_four_times_in_five(
+    n: int, metrics: Sequence[str]
+) -> None:
+    rng = np.random.default_rng([n, len(metrics)])
+    assert 0.75 <= detected(pass_fail(n, 0.2), rng, "passed", metrics, RUNS // 2) <= 0.87
+
+
+@pytest.mark.long
+@pytest.mark.proves("R113")
+@pytest.mark.parametrize(("n", "runs"), [(50, 500), (200, 300)])
+def test_a_graded_difference_at_the_reported_effect_is_found_four_times_in_five(n: int, runs: int) -> None:
+    rng = np.random.default_rng([n, 3])
+    assert 0.75 <= detected(simulated(n), rng, "value", ["value"], runs) <= 0.87

@@ -1,4 +1,4 @@
-"""Criteria and rewards in reports: pass rates with intervals, one mean, reasons that name what failed."""
+"""Criteria of experiments, reports of any data, and runs that are loaded."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ import ast
 import inspect
 import json
 import math
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairtrial import Dataset, EvalReport, Metric, Score, all_of, compare, contains, evaluate_sync, exact_match
+from fairtrial import ConfigurationError, Dataset, FairtrialError, Metric, compare, gate, leaderboard, open_store, plan
 from fairtrial.cli.command_failures import why
-from fairtrial.reports import ExperimentReport, group_by, summarize
+from fairtrial.errors import StoreError, UnknownRunError
+from fairtrial.reports import EvalReport, ExperimentReport, group_by, summarize
 from fairtrial.reports import report as report_module
+from fairtrial.scoring import Score, all_of, contains, exact_match
 from fairtrial.stats import mean_interval
+from fairtrial.suites import EvalSuite, evaluate_sync
+from fairtrial.trials import Experiment
 from tests.reports.build import stored
 from tests.reports.made import Made, made_report
+
+# Criteria and rewards in reports: pass rates with intervals, one mean, reasons that name what failed.
+
 
 NAMES = ("n", "mean", "std", "min", "max", "mean_score", "pass_rate", "pass_rate_all", "errors")
 
@@ -224,3 +237,199 @@ def test_markdown_shows_both_sides_of_a_flipped_sample_with_repeats() -> None:
         assert text.count(f"  - baseline, repeat {repeat}: ") == 10
         assert text.count(f"  - candidate, repeat {repeat}: ") == 10
     assert "answer of b 2" in text
+
+
+# Reports, comparisons, gates, leaderboards and plans of arbitrary runs: no warning, no "nan", no contradiction.
+#
+# Whatever was stored, each must print something readable, every estimate must lie in its interval, and no verdict may
+# contradict the interval that is shown beside it.
+
+
+ERRORS = ("task_error", "timeout", "scorer_error", "dead_letter", "not_run")
+VALUES = {
+    "shares": st.floats(0, 1),
+    "passes": st.sampled_from([0.0, 1.0]),
+    "one value": st.just(0.5),
+    "large": st.floats(-1e30, 1e30),
+    "tiny": st.floats(0, 1e-300),
+    "alike": st.floats(1e9, 1e9 + 1e-3),
+}
+DECIDED = {"better": 1, "higher": 1, "worse": -1, "lower": -1}
+
+
+@dataclass(frozen=True)
+class Stored:
+    report: EvalReport
+    cluster: str | None
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Stored:
+    n = draw(st.integers(1, 25))
+    repeats = draw(st.integers(1, 3))
+    kind = draw(st.sampled_from(sorted(VALUES)))
+    faulty = draw(st.sampled_from([0.0, 0.0, 0.2, 1.0]))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    pool = draw(st.lists(VALUES[kind], min_size=1, max_size=6))
+
+    def trial() -> Any:
+        if rng.random() < faulty:
+            return ERRORS[rng.integers(len(ERRORS))]
+        metrics = [Metric("m", pool[rng.integers(len(pool))])] if rng.random() < 0.95 else []
+        if rng.random() < 0.5:
+            metrics.append(Metric("polite", rng.random(), passed=bool(rng.random() < 0.7)))
+        return Score(float(rng.random() < 0.7) if rng.random() < 0.5 else rng.random(), metrics=metrics)
+
+    names = [f"e{place}" for place in range(draw(st.integers(2, 4)))]
+    groups = draw(st.sampled_from([1, 2, 5, 100]))
+    metadata = [{"c": int(rng.integers(groups)), "kind": ["a", "b", None, 3][rng.integers(4)]} for _ in range(n)]
+    inputs = [int(rng.integers(max(1, n // 2))) for _ in range(n)] if draw(st.booleans()) else None
+    trials = {name: [[trial() for _ in range(repeats)] for _ in range(n)] for name in names}
+    return Stored(stored(trials, metadata=metadata, inputs=inputs), draw(st.sampled_from([None, "c"])))
+
+
+def shown(record: Any) -> str:
+    text = str(record)
+    assert not re.search(r"(?<![a-z])(nan|inf|None)(?![a-z])", text), text
+    return text
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What a call returns; None if it refuses the data with an error of our own."""
+    try:
+        return call()
+    except FairtrialError:
+        return None
+
+
+def check_comparison(found: Any) -> None:
+    shown(found)
+    shown(found.in_detail())
+    for candidate in found.candidates:
+        for metric in candidate.metrics:
+            if metric.low is None or metric.difference is None:
+                assert metric.verdict not in DECIDED
+                continue
+            slack = 1e-9 * max(1.0, abs(metric.difference))
+            assert metric.low - slack <= metric.difference <= metric.high + slack
+            if metric.verdict in DECIDED:
+                assert metric.low > 0 or metric.high < 0, metric
+
+
+@pytest.mark.long
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(run=runs())
+def test_arbitrary_runs_are_reported_without_contradictions(run: Stored) -> None:
+    report, cluster = run.report, run.cluster
+    sides = report.parts
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown(report)
+        for part in sides:
+            json.dumps(part.summary, allow_nan=False)
+            for estimate in part.estimates:
+                if estimate.low is not None and estimate.high is not None and estimate.value is not None:
+                    slack = 1e-9 * max(1.0, abs(estimate.value))
+                    assert estimate.low - slack <= estimate.value <= estimate.high + slack
+        for given_ in ({}, {"metrics": None, "slice_by": "kind"}, {"metrics": ["m"], "higher_is_better": ["m"]}):
+            found = attempt(lambda given_=given_: compare(*sides, cluster=cluster, **given_))  # type: ignore[misc]
+            if found is not None:
+                check_comparison(found)
+        for metric in ("passed", "value", "m"):
+            board = attempt(lambda metric=metric: leaderboard(report, metric=metric, higher_is_better=["m"]))  # type: ignore[misc]
+            if board is not None:
+                shown(board)
+                assert all(one.rank_low <= one.rank <= one.rank_high for one in board.systems)
+            planned = attempt(lambda metric=metric: plan(report, metric=metric, cluster=cluster))  # type: ignore[misc]
+            if planned is not None:
+                shown(planned)
+        for rules, baseline in (
+            ({"min_pass_rate": 0.5, "floors": {"value": 0.3}}, None),
+            ({"ceilings": {"p95:m": 3.0, "p95:latency_ms": 30}, "max_missing_share": 0.5}, None),
+            ({"margins": {"passed": 0.05, "m": 0.2}, "higher_is_better": ["m"]}, sides[0]),
+        ):
+            decided = attempt(lambda rules=rules, baseline=baseline: gate(sides[1], rules, baseline))  # type: ignore[misc]
+            if decided is not None:
+                shown(decided)
+                assert decided.passed == (decided.status == "pass")
+
+
+def test_the_check_notices_a_contradiction() -> None:
+    with pytest.raises(AssertionError):
+        shown("a mean of nan")
+
+
+# Stored runs are opened by the names that the command line uses.
+
+
+STUDY = EvalSuite("study", Dataset.of([(1, 1), (2, 2)]), lambda number: number, exact_match)
+OTHER = EvalSuite(
+    "other", Dataset.of([(1, 1)]), lambda number: number, exact_match, experiments=[Experiment("a"), Experiment("b")]
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with two runs of one suite and a run of another."""
+    path = tmp_path / "runs.db"
+    STUDY.run_sync(store=str(path))
+    STUDY.run_sync(store=str(path), resume="never")
+    OTHER.run_sync(store=str(path))
+    return path
+
+
+def test_load_finds_the_run_of_a_store_by_name(path: Path) -> None:
+    assert EvalReport.load(path, "study@1").run.name == "study@1"
+    assert EvalReport.load(str(path), "study").run.name == "study@2"
+    assert EvalReport.load(f"sqlite:///{path}", "study@latest").total == 2
+    store = open_store(path)
+    run_id = store.runs(suite="other")[0].run_id
+    assert EvalReport.load(store, run_id[:6]).run_id == run_id
+    assert EvalReport.load(path, run_id).run.name == "other@1"
+    store.close()
+
+
+def test_load_of_several_runs_names_them_and_shows_the_call(path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        EvalReport.load(path)
+    assert "it has other@1, study@2, study@1" in str(caught.value)
+    assert str(caught.value).endswith(f"EvalReport.load({str(path)!r}, 'other@1')")
+    store = open_store(path)
+    with pytest.raises(StoreError, match=r"as in EvalReport\.load\(store, 'other@1'\)"):
+        EvalReport.load(store)
+    store.close()
+
+
+def test_load_of_a_store_without_runs_is_refused(tmp_path: Path) -> None:
+    open_store(tmp_path / "empty.db").close()
+    with pytest.raises(StoreError, match=r"empty\.db contains no runs"):
+        EvalReport.load(tmp_path / "empty.db")
+
+
+def test_load_of_an_unknown_name_suggests_similar_ones(path: Path) -> None:
+    with pytest.raises(UnknownRunError, match="there is no run 'studdy'\ndid you mean study"):
+        EvalReport.load(path, "studdy")
+    with pytest.raises(UnknownRunError, match="suite 'study' has no run 7\nthere is study@1 to study@2"):
+        EvalReport.load(path, "study@7")
+
+
+def test_load_of_an_experiment_shows_how_to_take_it_from_its_run(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"EvalReport\.load\(.*, 'other@1'\)\['b'\]"):
+        EvalReport.load(path, "other:b")
+    assert EvalReport.load(path, "other@1")["b"].pass_rate == 1.0
+
+
+def test_load_of_a_file_that_does_not_exist_creates_none(tmp_path: Path) -> None:
+    for name in (tmp_path / "nope.db", f"sqlite:///{tmp_path}/nope.db"):
+        with pytest.raises(StoreError, match="there is no store at"):
+            EvalReport.load(name, "study")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_of_a_name_shows_how_to_load_it(path: Path) -> None:
+    store = open_store(path)
+    with pytest.raises(ConfigurationError, match=r"use EvalReport\.load\(store, '323fe'\)"):
+        EvalReport(store, "323fe")  # type: ignore[call-overload]  # a user without a type checker
+    with pytest.raises(ConfigurationError, match=r"use EvalReport\.load\('runs\.db', 'study@2'\)"):
+        EvalReport("runs.db", store.runs(suite="study")[0])  # type: ignore[call-overload]  # as above
+    store.close()

@@ -1,15 +1,20 @@
-"""The figures of a report: intervals that suit the data, in JSON and as properties."""
+"""Figures of runs, their history and results read again."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TokenUsage, TrialContext
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Metric, Sample, Score, TokenUsage, compare, evaluate_sync
+from fairtrial.reports import AnalysisPlan, EvalReport, Results
+from fairtrial.reports.figures.estimates import HistoryEstimate
 from fairtrial.reports.render.files import as_text
+from fairtrial.scoring import contains, exact_match
 from fairtrial.stats import (
     BettingMartingale,
     Interval,
@@ -19,7 +24,13 @@ from fairtrial.stats import (
     rate_interval,
     stopped_by_width,
 )
+from fairtrial.store import RunStore, open_store
+from fairtrial.trials import EvalConfig, EvalResult, Experiment, StopWhen, TrialContext
+from tests.reports.build import Trial, stored
 from tests.reports.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
+from tests.reports.sides import planned
+
+# The figures of a report: intervals that suit the data, in JSON and as properties.
 
 
 def errors_too(place: int, *_: Any) -> Made:
@@ -247,3 +258,249 @@ def test_where_no_trial_of_such_a_run_was_scored_there_is_no_rate() -> None:
     assert report.pass_rate_all_interval is not None
     assert report.pass_rate_all_interval == stopped_by_width(0, 10, level=0.9)
     assert "90% interval" in str(report)
+
+
+# Reports of runs that declare earlier runs of their samples.
+
+
+CHANCES = np.random.default_rng(3).beta(0.4, 0.3, 600)
+
+
+def passes(seed: int, n: int = 600) -> list[Trial]:
+    found: list[Trial] = (np.random.default_rng(seed).random(n) < CHANCES[:n]).astype(float).tolist()
+    return found
+
+
+def earlier(store: RunStore, run_id: str, seed: int, ended: float, **changes: Any) -> EvalReport:
+    return stored(passes(seed), run_id=run_id, store=store, created_at=ended - 1, finished_at=ended, **changes)
+
+
+@pytest.fixture
+def store() -> RunStore:
+    found = open_store("memory:")
+    earlier(found, "old1", 11, 2.0)
+    earlier(found, "old2", 12, 4.0)
+    return found
+
+
+def now(store: RunStore, history: Any, **changes: Any) -> EvalReport:
+    given = {"run_id": "now", "created_at": 10.0, "finished_at": 11.0} | changes
+    return planned(passes(21, 120), AnalysisPlan(history=history), store=store, **given)
+
+
+def history_of(report: EvalReport, name: str = "pass_rate") -> HistoryEstimate:
+    found = report["baseline"].figures.get(name)
+    assert found is not None
+    assert found.history is not None
+    return found.history
+
+
+def words(report: object) -> str:
+    return " ".join(str(report).split())
+
+
+class TestDeclared:
+    def test_nothing_is_adjusted_unless_it_is_declared(self, store: RunStore) -> None:
+        report = stored(passes(21, 120), run_id="now", store=store, created_at=10.0)
+        assert report["baseline"].estimates[0].history is None
+        assert "history" not in words(report)
+
+    @pytest.mark.parametrize("history", [["suite@1", "old2"], 2, ["suite@1:baseline", "suite@2"]])
+    def test_runs_of_the_plan_make_the_figures_of_a_part_more_precise(self, store: RunStore, history: Any) -> None:
+        report = now(store, history)
+        plain, found = report["baseline"].estimates[0], history_of(report)
+        assert found.note is None
+        assert (found.known, found.samples, found.runs) == (120, 600, 2)
+        assert plain.value is not None and plain.low is not None and plain.high is not None  # noqa: PT018
+        assert found.low is not None and found.value is not None and found.high is not None  # noqa: PT018
+        assert found.low < found.value < found.high
+        assert found.high - found.low < 0.85 * (plain.high - plain.low)
+        assert 160 < found.plain_samples < 300
+        text = words(report)
+        assert "By the history of 600 samples in 2 runs" in text
+        assert f"{found.plain_samples} plain samples" in text
+        record: Any = report.to_json()["experiments"]
+        record = record[0]["estimates"][0]
+        assert record["value"] == plain.value
+        assert record["history"]["value"] == found.value
+        assert record["history"]["plain_samples"] == found.plain_samples
+
+    def test_settings_of_the_suite_declare_it_too(self, store: RunStore) -> None:
+        by_plan = history_of(now(store, 1))
+        report = stored(passes(21, 120), run_id="set", store=store, created_at=10.0, config={"history": ["suite@2"]})
+        assert history_of(report) == by_plan
+        assert by_plan.runs == 1
+
+    def test_whole_numbers_and_names_are_taken(self) -> None:
+        assert EvalConfig(history=["a@1", "a@1"]).history == ("a@1",)  # type: ignore[arg-type]
+        assert AnalysisPlan(history=3).content["history"] == 3
+        assert "history" not in AnalysisPlan().content
+        assert AnalysisPlan.from_mapping({"history": ["a@1"]}).history == ("a@1",)
+        for wrong in (True, -1, 10**6, "a@1", [""], [1], 0.5, None):
+            with pytest.raises(ConfigurationError, match="must be a number of earlier runs or a list of their names"):
+                AnalysisPlan(history=wrong)  # type: ignore[arg-type]
+            with pytest.raises(ConfigurationError, match=r"EvalConfig\.history must be"):
+                EvalConfig(history=wrong)  # type: ignore[arg-type]
+
+
+class TestEarlierRuns:
+    def test_only_runs_that_ended_before_the_run_began_are_used(self, store: RunStore) -> None:
+        earlier(store, "late", 13, 10.5)
+        report = now(store, ["late", "suite@1", "suite@9", "now", "suite@2:other"])
+        assert history_of(report).runs == 1
+        text = words(report)
+        assert "late had not ended when this run began: its history is not used." in text
+        assert "now had not ended when this run began: its history is not used." in text
+        assert "suite@9 is not in this store: its history is not used." in text
+        assert "suite@2:other is not in this store: its history is not used." in text
+        assert history_of(now(store, 5, run_id="more")).runs == 2
+
+    def test_a_run_that_scores_outputs_again_has_no_history_from_them(self, store: RunStore) -> None:
+        outputs = stored(passes(21, 120), run_id="outputs", store=store, created_at=5.0, finished_at=6.0)
+        found = now(store, 5, parent_run=outputs.run_id)
+        assert history_of(found).runs == 2
+        orphan = now(store, 5, parent_run="gone", run_id="orphan")
+        assert "No run of the suite ended before this one began: there is no history." in words(orphan)
+
+    def test_another_dataset_is_no_history(self) -> None:
+        found = open_store("memory:")
+
+        def run(name: str, history: int | tuple[str, ...]) -> EvalReport:
+            numbers = Dataset.of({number: number * 2 for number in range(4)}, name=name)
+            config = EvalConfig(history=history)
+            suite = EvalSuite("doubles", numbers, lambda number: number * 2, exact_match, config=config)
+            return suite.run_sync(store=found, resume="never")
+
+        run("first", 0)
+        named = run("second", ("doubles@1",))
+        assert "doubles@1 is of another dataset: its history is not used." in words(named)
+        assert history_of(run("second", 5)).runs == 1
+
+    def test_samples_with_another_content_have_none(self, store: RunStore) -> None:
+        inputs = [f"question {place}" + (" changed" if place < 50 else "") for place in range(120)]
+        found = history_of(now(store, 2, inputs=inputs))
+        assert (found.known, found.samples) == (70, 600)
+        all_new = history_of(now(store, 2, inputs=[f"new {place}" for place in range(120)], run_id="new"))
+        assert all_new.note == "0 samples of the run have a history; it takes 20."
+
+    def test_a_run_of_all_samples_keeps_its_plain_figures_and_says_why(self, store: RunStore) -> None:
+        report = planned(passes(21), AnalysisPlan(history=2), store=store, run_id="all", created_at=10.0)
+        plain, found = report["baseline"].estimates[0], history_of(report)
+        assert (found.value, found.low, found.high, found.plain_samples) == (plain.value, plain.low, plain.high, 600)
+        said = "The history is not used. The run has all samples with a history: there is nothing to add."
+        assert said in words(report)
+        assert "By the history" not in words(report)
+
+
+class TestClusters:
+    def test_clusters_of_the_pool_and_the_run_are_told_by_their_names(self) -> None:
+        found = open_store("memory:")
+        metadata = [{"cluster": place // 4} for place in range(600)]
+        earlier(found, "old1", 11, 2.0, metadata=metadata)
+        clustered = history_of(now(found, 1, metadata=metadata[:120]))
+        assert clustered.note is None
+        assert "t with 28 df" in str(clustered.method)
+
+    def test_samples_with_equal_inputs_are_clusters_unless_all_are_equal(self) -> None:
+        for inputs, df in (([f"q{place // 4}" for place in range(600)], 28), (["the same"] * 600, 118)):
+            found = open_store("memory:")
+            earlier(found, "old1", 11, 2.0, inputs=inputs)
+            assert f"t with {df} df" in str(history_of(now(found, 1, inputs=inputs[:120])).method)
+
+
+def test_the_same_outputs_under_two_evaluators_show_how_far_the_judge_moved() -> None:
+    found = open_store("memory:")
+    answers = Dataset.of({f"q{place}": "yes" if place % 4 else "yes, sir" for place in range(40)}, name="answers")
+    strict = EvalSuite("judged", answers, lambda _: "yes", exact_match)
+    lenient = EvalSuite("judged", answers, lambda _: "yes", contains)
+    anchor = strict.run_sync(store=found)
+    moved = lenient.rescore_sync(anchor.run_id, store=found)
+    text = words(compare(anchor, moved).in_detail())
+    said = "The sides score the same outputs: the difference is how far the evaluator moved, not the system."
+    assert said in text
+    assert "they may cause the difference" not in text
+    fresh = lenient.run_sync(store=found, resume="never")
+    assert said not in words(compare(anchor, fresh).in_detail())
+
+
+# The results of a report as a sequence: their types, and what reading one of them costs.
+
+
+@dataclass(frozen=True)
+class Answer:
+    number: int
+
+
+def answer(text: str) -> Answer:
+    return Answer(len(text))
+
+
+def test_outputs_of_results_have_the_type_that_the_task_returns() -> None:
+    suite = EvalSuite("typed", Dataset.of({"one": 3, "four": 4}), answer, exact_match)
+    report = suite.run_sync(store="memory:")
+    assert [result.output for result in report.results] == [Answer(3), Answer(4)]
+    assert [result.output for result in report.failed_samples()] == [Answer(3), Answer(4)]
+    assert report.refresh().results[1].output == Answer(4)
+
+
+def test_an_output_that_does_not_fit_its_type_stays_as_it_is_stored() -> None:
+    report = EvalSuite("typed", Dataset.of({"one": 3}), answer, exact_match).run_sync(store="memory:")
+    (result,) = Results(report.store, report.run_id, 1, {"baseline": list[int]})
+    assert result.output == {"number": 3}
+
+
+class CountingStore:
+    """A store that counts the results that are read from it."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.read = 0
+
+    def results(self, run_id: str, **filters: Any) -> Any:
+        for result in self.store.results(run_id, **filters):
+            self.read += 1
+            yield result
+
+
+def test_a_result_is_read_by_its_position_without_those_before_it() -> None:
+    report = stored([1.0, 0.0] * 100, store=open_store("memory:"))
+    counting: Any = CountingStore(report.store)
+    results = Results(counting, report.run_id, 100, passed=False)
+    everything: list[EvalResult] = list(results)
+    counting.read = 0
+    assert [results[place] for place in (0, 50, 99, -1)] == [everything[place] for place in (0, 50, 99, 99)]
+    assert counting.read == 1 + 100 + 3  # The first one, then where all of them are, then one each.
+    with pytest.raises(IndexError):
+        results[100]
+
+
+def test_figures_of_several_experiments_are_refused_with_one_error_type() -> None:
+    suite = EvalSuite(
+        "two", Dataset.of({"one": 3}), answer, exact_match, experiments=[Experiment("a"), Experiment("b")]
+    )
+    report = suite.run_sync(store="memory:")
+    with pytest.raises(ConfigurationError, match=r'no common pass_rate; ask for one, as in report\["b"\]'):
+        report.pass_rate
+    with pytest.raises(ConfigurationError, match="this report covers 2 experiments"):
+        report.only("name one")
+
+
+def test_grouping_by_metadata_that_no_sample_has_is_refused_with_the_keys() -> None:
+    dataset = Dataset([Sample("a", 1, 1, metadata={"topic": "sums"}), Sample("b", 2, 2)])
+    report = evaluate_sync(dataset, lambda x: x, exact_match)
+    assert set(report.group_by("topic")) == {"sums", None}
+    with pytest.raises(ConfigurationError, match=r"no sample of run .* has metadata 'tpic'; it has topic"):
+        report.group_by("tpic")
+    bare = evaluate_sync(Dataset.of({"a": "a"}), lambda x: x, exact_match)
+    with pytest.raises(ConfigurationError, match="its samples have no metadata"):
+        bare.group_by("topic")
+
+
+def test_a_comparison_of_anything_but_reports_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a report or one of its experiments \(got 'a'\)"):
+        compare("a", "b")  # type: ignore[arg-type]
+
+
+def test_samples_that_are_a_function_are_refused_with_the_order() -> None:
+    with pytest.raises(ConfigurationError, match="the samples come first, as in evaluate"):
+        evaluate_sync(lambda x: x, Dataset.of({"a": "a"}), exact_match)  # type: ignore[call-overload]

@@ -1,8 +1,9 @@
-"""Plans: how many samples and repeats, at what cost, from earlier runs."""
+"""Plans: how many samples to take, and runs held against a plan."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import ConfigurationError, EvalReport, open_store, plan, stats
+from benchmarks.coverage_designs import Design, Finding
+from benchmarks.coverage_designs._run import measure_designs
+from benchmarks.coverage_designs.power import designs
+from fairtrial import ConfigurationError, Dataset, EvalSuite, compare, exact_match, gate, open_store, plan, stats
 from fairtrial.base.formatting import round_samples
+from fairtrial.reports import AnalysisPlan, EvalReport, GateRules
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.plan.plan import PlanRequest, SamplePlan, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
+from fairtrial.stats import holm
+from fairtrial.store.notes import PlanNote, write_notes
+from fairtrial.trials import EvalConfig, Experiment, StopWhen, TrialContext
 from tests.reports.build import Trial, graded, stored
+from tests.reports.sides import GRADED, one, planned
+
+# Plans: how many samples and repeats, at what cost, from earlier runs.
 
 
 def pairs(wins: int, losses: int, ties: int, **given: Any) -> EvalReport:
@@ -24,7 +35,7 @@ def pairs(wins: int, losses: int, ties: int, **given: Any) -> EvalReport:
     return stored({"old": first, "new": second}, **given)
 
 
-def planned(
+def sample_plan(
     *sides: tuple[str, str, Any], clusters: Sequence[int] | None = None, costs: TrialCosts | None = None,
     **given: Any,
 ) -> SamplePlan:  # fmt: skip
@@ -58,7 +69,7 @@ class TestHistory:
     def test_with_repeats_the_share_of_single_trials_that_differ_is_given(self) -> None:
         """More samples than single trials differ, because the means over repeats differ in smaller steps."""
         sides = [("r", name, random_passes(120, 3, seed)) for seed, name in enumerate(("old", "new"))]
-        found = planned(*sides)
+        found = sample_plan(*sides)
         assert found.unequal is not None
         assert f"Two single trials of a sample differ in {found.unequal:.1%} of cases. A true" in found.assumptions[0]
         assert f"adds to that: {found.unequal + 0.05:.1%} are assumed to differ" in found.assumptions[0]
@@ -144,7 +155,7 @@ class TestHistory:
 class TestRepeats:
     def test_more_repeats_shrink_what_lies_within_samples_and_nothing_else(self) -> None:
         sides = [("r", name, random_passes(400, 5, seed)) for seed, name in enumerate(("old", "new"))]
-        found = planned(*sides, repeats=(1, 3, 5, 1000))
+        found = sample_plan(*sides, repeats=(1, 3, 5, 1000))
         assert found.within is not None
         one, three, five, many = found.options
         assert one.samples is not None
@@ -159,9 +170,9 @@ class TestRepeats:
     @pytest.mark.parametrize("repeats", [1, 3, 5])
     def test_the_detectable_difference_and_the_needed_samples_agree(self, repeats: int) -> None:
         sides = [("r", name, random_passes(300, 5, seed)) for seed, name in enumerate(("old", "new"))]
-        first = planned(*sides, repeats=(repeats,)).options[0]
+        first = sample_plan(*sides, repeats=(repeats,)).options[0]
         assert first.detectable is not None
-        again = planned(*sides, repeats=(repeats,), difference=first.detectable).options[0]
+        again = sample_plan(*sides, repeats=(repeats,), difference=first.detectable).options[0]
         assert again.samples == pytest.approx(300, rel=0.05)
 
     def test_without_repeats_they_are_assumed_to_agree(self) -> None:
@@ -174,7 +185,7 @@ class TestRepeats:
     def test_samples_that_cost_more_than_trials_make_repeats_worth_while(self) -> None:
         sides = [("r", name, random_passes(400, 5, seed)) for seed, name in enumerate(("old", "new"))]
         costs = TrialCosts(100, 50.0, 0.01, 100.0, 10, complete=True)
-        cheap, dear = (planned(*sides, costs=costs, sample_cost_usd=usd) for usd in (0.0, 2.0))
+        cheap, dear = (sample_plan(*sides, costs=costs, sample_cost_usd=usd) for usd in (0.0, 2.0))
         assert cheap.best_repeats is None
         assert cheap.repeats == 1
         assert dear.within is not None
@@ -184,7 +195,7 @@ class TestRepeats:
 
     def test_repeats_are_chosen_where_they_make_the_present_samples_enough(self) -> None:
         sides = [("r", name, random_passes(1500, 5, seed)) for seed, name in enumerate(("old", "new"))]
-        found = planned(*sides, difference=0.04)
+        found = sample_plan(*sides, difference=0.04)
         one = found.options[0]
         assert one.samples is not None
         assert one.samples > 1500
@@ -201,7 +212,7 @@ class TestClusters:
         sides = [
             ("r", name, (rng.random(200) < p).astype(float)) for p, name in zip(chance, ("old", "new"), strict=True)
         ]
-        found, alone = planned(*sides, clusters=labels.tolist()), planned(*sides)
+        found, alone = sample_plan(*sides, clusters=labels.tolist()), sample_plan(*sides)
         assert found.samples is not None
         assert alone.samples is not None
         assert found.clusters is not None
@@ -219,7 +230,7 @@ class TestCosts:
     @pytest.mark.proves("R149")
     def test_costs_tokens_and_time_come_from_history_and_cover_both_sides(self) -> None:
         costs = TrialCosts(80, 1_200.0, 0.02, 1_500.0, 10, complete=False)
-        found = planned(("r", "old", [0.0, 1.0] * 50), ("r", "new", [1.0, 1.0] * 10 + [0.0, 1.0] * 40), costs=costs)
+        found = sample_plan(("r", "old", [0.0, 1.0] * 50), ("r", "new", [1.0, 1.0] * 10 + [0.0, 1.0] * 40), costs=costs)
         option = found.options[1]
         assert option.samples is not None
         assert option.trials == 2 * 3 * option.samples
@@ -233,7 +244,7 @@ class TestCosts:
     @pytest.mark.parametrize("priced", [True, False])
     def test_calls_without_any_known_price_are_named(self, priced: bool) -> None:
         costs = TrialCosts(80, 1_200.0, None, 1_500.0, 10, complete=True, priced=priced)
-        found = planned(("r", "old", [0.0, 1.0] * 50), ("r", "new", [1.0, 1.0] * 50), costs=costs)
+        found = sample_plan(("r", "old", [0.0, 1.0] * 50), ("r", "new", [1.0, 1.0] * 50), costs=costs)
         assert ("The price of its calls is not known." in found.assumptions) is not priced
 
     def test_what_a_trial_takes_is_read_from_the_store(self) -> None:
@@ -297,3 +308,225 @@ def test_a_difference_of_rates_in_points_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="must be below 1"):
         plan(difference=1, metric="passed:tone")
     assert PlanRequest(difference=5, metric="latency_ms").difference == 5
+
+
+# Comparisons and gates against a plan: families of tests, and what the plan of a run is worth.
+
+
+class TestFamilies:
+    def test_the_primary_metric_is_tested_at_full_alpha_and_the_rest_by_holm(self) -> None:
+        plan = AnalysisPlan("calm", secondary=("passed", "clear"))
+        with_plan = one(planned(GRADED, plan))["terse"]
+        without = one(planned(GRADED, None), metrics=plan.metrics)["terse"]
+        primary, *rest = with_plan.metrics
+        assert primary.metric == "calm"
+        assert primary.adjusted_p == primary.p == without["calm"].p
+        assert [metric.adjusted_p for metric in rest] == pytest.approx(
+            holm([metric.p or 0.0 for metric in rest]).tolist()
+        )
+        assert "adjusted" not in primary.sentence
+        assert "adjusted for 2 tests" in rest[0].sentence
+        together = holm([metric.p or 0.0 for metric in without.metrics]).tolist()
+        assert [metric.adjusted_p for metric in without.metrics] == pytest.approx(together)
+        assert without["calm"].adjusted_p != primary.adjusted_p
+        assert primary.mde is not None
+        assert without["calm"].mde is not None
+        assert primary.mde < without["calm"].mde
+
+    def test_the_twin_of_the_primary_metric_is_in_its_family(self) -> None:
+        plan = AnalysisPlan("value", secondary=("passed", "calm"))
+        found = one(planned(GRADED, plan), metrics=["passed", "value", "calm"])["terse"]
+        assert found["value"].same_as == "passed"
+        assert found["passed"].adjusted_p == found["passed"].p
+        assert found["calm"].adjusted_p == found["calm"].p
+
+    def test_several_candidates_share_the_alpha_of_the_primary_metric(self) -> None:
+        sides = {**GRADED, "other": GRADED["plain"][::-1]}
+        report = planned(sides, AnalysisPlan(secondary=("calm",), tests=2))
+        found = compare(report["plain"], report["terse"], report["other"])
+        primary = [side["passed"] for side in found.candidates]
+        assert [metric.adjusted_p for metric in primary] == pytest.approx(
+            holm([metric.p or 0.0 for metric in primary]).tolist()
+        )
+        assert found.plan is not None
+        assert found.plan.deviations == ()
+        text = " ".join(str(found.in_detail()).split())
+        assert "Adjusted p-values of the primary metric allow for 2 tests made together." in text
+        assert "Adjusted p-values of the other metrics allow for 2 tests made together." in text
+        assert "by Holm's method over 2 candidates" in found.methods()
+        fewer = planned(sides, AnalysisPlan(secondary=("calm",)))
+        check = compare(fewer["plain"], fewer["terse"], fewer["other"]).plan
+        assert check is not None
+        assert check.deviations == ("2 candidates are compared, planned was 1",)
+
+
+class TestPlanInForce:
+    def test_a_planned_metric_or_slice_that_no_trial_has_is_a_deviation_and_no_error(self) -> None:
+        check = one(planned(GRADED, AnalysisPlan("passed", secondary=("clam",), slices=("topic",)))).plan
+        assert check is not None
+        assert check.deviations == (
+            "clam was planned and is not compared",
+            "slices by topic were planned and are left out",
+        )
+
+    def test_missing_outcomes_beyond_the_planned_share_are_listed(self) -> None:
+        sides = {**GRADED, "terse": ["scorer_error"] * 6 + GRADED["terse"][6:]}
+        check = one(planned(sides, AnalysisPlan())).plan
+        assert check is not None
+        assert check.deviations == ("10.0% of the trials or pairs are missing, allowed were 5.0%",)
+        assert one(planned(sides, AnalysisPlan(max_missing_share=0.1))).plan.deviations == ()  # type: ignore[union-attr]
+
+    def test_labels_and_repeats_that_were_not_planned_are_listed(self) -> None:
+        report = planned({"plain": [[1.0, 0.0]] * 40, "terse": [[1.0, 1.0]] * 40}, AnalysisPlan())
+        check = one(report).plan
+        assert check is not None
+        assert check.deviations == ("suite@1 has 2 repeats, planned was 1",)
+        assert "Not as planned: suite@1 has 2 repeats, planned was 1." in " ".join(str(report).split())
+        labels = {name: {f"s{place}": place % 2 == 0 for place in range(20)} for name in ("plain", "terse")}
+        check = one(planned(GRADED, AnalysisPlan()), labels=labels).plan
+        assert check is not None
+        assert "labels correct passed, which was not planned" in check.deviations
+
+    @pytest.mark.parametrize(
+        ("planned_cluster", "deviation"),
+        [
+            (None, "clusters are not allowed for, which was not planned"),
+            ("topic", "clusters are not allowed for, planned was topic"),
+        ],
+    )
+    def test_another_way_to_cluster_is_listed(self, planned_cluster: str | None, deviation: str) -> None:
+        check = one(planned(GRADED, AnalysisPlan(cluster=planned_cluster)), cluster="").plan
+        assert check is not None
+        assert deviation in check.deviations
+
+    def test_a_run_that_ended_early_is_listed(self) -> None:
+        for status in ("stopped", "interrupted", "incomplete"):
+            report = planned({"plain": [1.0], "terse": [0.0]}, AnalysisPlan(samples=2), status=status)
+            check = one(report).plan
+            assert check is not None
+            assert check.deviations == ("1 sample is compared, planned were 2", f"suite@1 ended early ({status})")
+            assert "suite@1 has 1 sample, planned were 2" in " ".join(str(report).split())
+
+    def test_choices_about_metrics_are_listed_unless_they_were_planned(self) -> None:
+        chosen: dict[str, Any] = {"bounds": {"calm": (0.0, 1.0)}, "higher_is_better": ("calm",)}
+        plan = AnalysisPlan(bounds=chosen["bounds"], higher_is_better=("calm",))
+        assert one(planned(GRADED, plan), **chosen).plan.deviations == ()  # type: ignore[union-attr]
+        check = one(planned(GRADED, AnalysisPlan()), **chosen, test="exact").plan
+        assert check is not None
+        assert check.deviations == (
+            "higher_is_better is not that of the plan",
+            "bounds is not that of the plan",
+            "McNemar's exact test was asked for",
+        )
+
+    def test_a_plan_of_a_later_version_is_named_and_not_used(self) -> None:
+        notes = write_notes(plans=[PlanNote("ab" * 32, {"primary": "calm", "later": 1}, 1e9)])
+        found = one(stored(GRADED, notes=notes))
+        assert found.plan is not None
+        assert found.plan.deviations == ("this version cannot read the plan",)
+        assert [metric.metric for metric in found["terse"].metrics] == ["passed", "value"]
+
+    def test_a_gate_without_rules_takes_those_of_the_plan_or_is_refused(self) -> None:
+        report = planned(GRADED, AnalysisPlan(min_pass_rate=0.5, slices=("topic",)))
+        result = gate(report["terse"])
+        assert result.status == "pass"
+        assert result.plan is not None
+        assert result.plan.deviations == ()
+        with pytest.raises(ConfigurationError, match="the gate has no rules"):
+            gate(planned(GRADED, None)["terse"])
+        other = gate(report["terse"], GateRules(0.4, ceilings={"latency_ms": 10}, alpha=0.1)).plan
+        assert other is not None
+        assert other.deviations == (
+            "the floor of passed is 40.0%, planned was 50.0%",
+            "a ceiling of latency_ms was not planned",
+            "alpha is 0.1, planned was 0.05",
+        )
+
+
+class TestRuns:
+    def test_the_plan_is_in_the_store_before_the_first_trial_and_survives_rescoring(self, tmp_path: Any) -> None:
+        store = open_store(str(tmp_path / "runs.db"))
+        seen: list[int] = []
+
+        def double(number: int, ctx: TrialContext) -> int:
+            seen.append(len(store.get_run(ctx.key.run_id).noted.plans))
+            return number * 2
+
+        numbers = Dataset.of({number: number * 2 for number in range(8)}, name="numbers")
+        suite = EvalSuite("doubles", numbers, double, exact_match, experiments=[Experiment("a"), Experiment("b")])
+        plan = AnalysisPlan(samples=8, suite="doubles")
+        report = suite.run_sync(store=store, plan=plan)
+        assert set(seen) == {1}
+        assert report.run.noted.plans[0].content == plan.content
+        assert AnalysisPlan.from_mapping(report.run.noted.plans[0].content) == plan
+        again = suite.rescore_sync(report.run_id, store=store)
+        assert f"doubles@2 scores the outputs of run {report.run_id} again" in " ".join(str(again).split())
+        with pytest.raises(ConfigurationError, match="the plan is for suite 'halves'"):
+            suite.run_sync(store=store, plan=replace(plan, suite="halves"))
+
+    def test_a_run_that_may_stop_by_itself_is_no_planned_one(self) -> None:
+        numbers = Dataset.of({number: number * 2 for number in range(40)}, name="numbers")
+        config = EvalConfig(stop_when=StopWhen(narrower_than=0.5))
+        suite = EvalSuite("doubles", numbers, lambda number: number * 2, exact_match, config=config)
+        report = suite.run_sync(store="memory:", plan=AnalysisPlan())
+        assert "doubles@1 used its own results to decide when to stop" in " ".join(str(report).split())
+
+    def test_equal_plans_have_one_hash_however_they_are_written(self) -> None:
+        plan = AnalysisPlan("calm", margins={"calm": 1}, bounds={"calm": (0, 2)}, samples=40)
+        assert (
+            plan.digest == AnalysisPlan("calm", samples=40, bounds={"calm": (0.0, 2.0)}, margins={"calm": 1.0}).digest
+        )
+        assert plan.digest != replace(plan, margins={"calm": 2}).digest
+        assert plan.digest != replace(plan, cluster="").digest
+
+
+def test_a_plan_with_tables_is_written_as_toml() -> None:
+    plan = AnalysisPlan(margins={"latency_ms": 20.0, "f1": 0.01}, bounds={"f1": (0.0, 1.0)}, lower_is_better=("x",))
+    assert tomllib.loads(plan.to_toml())["plan"]["margins"] == {"latency_ms": 20.0, "f1": 0.01}
+
+
+# Simulations of the stated power, and of the number of samples that is recommended.
+
+
+DESIGNS = {(design.name, design.cell): design for design in designs()}
+EFFECT, COMPARE, PLAN, GATE = (
+    "difference of the minimum detectable effect",
+    "number of samples named by compare",
+    "number of samples named by plan",
+    "number of samples named by a gate",
+)
+
+
+def measured(name: str, cell: str, runs: int) -> tuple[Design, Finding]:
+    found = list(measure_designs(["power"], runs=runs, cell=f"{name}, {cell}"))
+    assert len(found) == 1
+    return DESIGNS[name, cell], found[0]
+
+
+@pytest.mark.long
+@pytest.mark.proves("R44", "R149")
+@pytest.mark.parametrize(
+    ("name", "cell", "runs"),
+    [
+        (EFFECT, "8 clusters, 1 test", 100),
+        (EFFECT, "6 clusters, 2 tests", 50),
+        (EFFECT, "30 samples x 5 repeats, 1 test", 50),
+        (EFFECT, "40 pass/fail pairs, 1 test", 200),
+        (EFFECT, "200 pass/fail pairs, 1 test", 200),
+        (COMPARE, "pilot of 100 pass/fail pairs", 150),
+        (PLAN, "pilot of 100 pass/fail pairs", 150),
+        (PLAN, "pilot of 8 clusters of 10", 80),
+        (PLAN, "pilot of 60 samples x 5 repeats", 60),
+        (GATE, "margin 0.05, pilot of 100 pairs, truly equal", 100),
+        (GATE, "floor 0.8, pilot of 100 samples, truth 0.85", 150),
+    ],
+)
+def test_the_stated_difference_is_found_with_the_stated_power(name: str, cell: str, runs: int) -> None:
+    _, found = measured(name, cell, runs)
+    assert found.verdict == "holds", (found.figure, found.limit)
+
+
+def test_every_kind_of_comparison_has_a_design() -> None:
+    cells = {cell for name, cell in DESIGNS if name == EFFECT}
+    assert {"8 clusters, 8 tests", "20 clusters, 8 tests", "30 samples x 5 repeats, 5 tests"} <= cells
+    assert {name for name, _ in DESIGNS} == {EFFECT, COMPARE, PLAN, GATE}

@@ -1,24 +1,42 @@
-"""Comparisons and gates as they are shown: several candidates, slices, undefined differences, hostile names."""
+"""Comparisons as shown, samples that changed, and trials that were repeated."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import sqlalchemy
 from rich.console import Console
 
-from fairtrial import EvalReport, Metric, compare, gate
+from fairtrial import Dataset, EvalReport, EvalSuite, Sample, TrialKey, compare, gate, leaderboard, open_store, plan
 from fairtrial.base import formatting
+from fairtrial.cli import command_show as screen
+from fairtrial.data.fingerprint import UNKNOWN
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, collect_results, submit_dataset
+from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.reports.compare.compare import compare_columns
-from fairtrial.reports.figures.columns import Columns
+from fairtrial.reports.compare.pairing import pair
+from fairtrial.reports.figures.columns import Columns, SampleContents, compare_contents
 from fairtrial.reports.render import terminal
 from fairtrial.reports.render.renderable import Renderable
+from fairtrial.reports.render.safe_text import executions_text
+from fairtrial.scoring import Metric, Score, exact_match
+from fairtrial.store.schema import samples as samples_table
+from fairtrial.trials import EvalConfig, EvalResult
+from fairtrial.viewer.pages.trial import _facts
+from tests.figures import Figure
 from tests.reports.browser import Browser
 from tests.reports.made import FAIL, HOSTILE, PASS, TASK_ERROR, Made, hostile_report, made_report
-from tests.reports.test_pages import read
+from tests.reports.test_formats import read
+
+# Comparisons and gates as they are shown: several candidates, slices, undefined differences, hostile names.
 
 
 def three(**changes: Any) -> EvalReport:
@@ -239,3 +257,264 @@ class TestWords:
         assert [formatting.money(value) for value in (None, 0.01, 1234.5)] == ["-", "$0.0100", "$1,234.50"]
         assert [formatting.p_value(value) for value in (None, 1e-9, 0.04)] == ["-", "<0.001", "0.040"]
         assert (formatting.level(0.95), formatting.level(0.999)) == ("95%", "99.9%")
+
+
+# Samples are pairs if their id means the same on both sides: the same input and the same expected value.
+
+
+def report(
+    passed: Sequence[bool],
+    *,
+    inputs: Mapping[int, Any] | None = None,
+    expected: Mapping[int, Any] | None = None,
+    topics: int = 1,
+    known: bool = True,
+    experiment: str = "baseline",
+) -> EvalReport:
+    results = []
+    for place, value in enumerate(passed):
+        asked = {"question": place, "of": "a form"} | (inputs or {}).get(place, {})
+        sample = Sample(f"q{place}", asked, (expected or {}).get(place, "yes"), {"topic": place % topics})
+        key = TrialKey("r", experiment, sample.id)
+        given: dict[str, Any] = {"sample": sample} if known else {"sample_id": sample.id}
+        results.append(EvalResult(key=key, ordinal=0, outcome="scored", score=Score(float(value)), **given))
+    return EvalReport(results=results, dataset_name="data")
+
+
+SAME = [True] * 180 + [False] * 20
+
+
+def test_ids_that_mean_other_questions_are_no_pairs_and_a_gate_cannot_pass_on_them() -> None:
+    old = report(SAME)
+    new = report([True] * 200, inputs={place: {"question": -1 - place} for place in range(200)})
+    found = gate(new, {"margin": 0.02}, baseline=old)
+    assert (found.status, found.exit_code) == ("inconclusive", 3)
+    assert "no sample in common" in found.reasons[0]
+    compared = compare(old, new).candidates[0]
+    assert (compared.matched, compared["passed"].n, compared.verdict) == (0, 0, "unknown")
+    assert "they have no sample in common" in compared["passed"].sentence
+    said = "Changed between the sides: the input of 200 samples (q0, q1, q2 and 197 more)."
+    assert any(said in line for line in compared.warnings)
+
+
+def test_changed_samples_are_named_by_what_changed_and_left_out_of_every_figure() -> None:
+    old = report(SAME)
+    new = report(SAME, inputs={7: {"of": "a letter"}, 9: {"of": "a letter"}}, expected={9: "no", 4: "no"})
+    found = compare(old, new)
+    one = found.candidates[0]
+    assert (one.matched, one["passed"].n, one["passed"].missing) == (197, 197, 3)
+    assert one.changed is not None
+    assert (one.changed.inputs, one.changed.expected) == (2, 1)
+    assert (one.changed.input_ids, one.changed.expected_ids) == (("q7", "q9"), ("q4",))
+    text = " ".join(str(found).split())
+    assert "197 samples on both sides; none is on one side only; 3 changed between the sides" in text
+    assert "the input of 2 samples (q7, q9) and the expected value of 1 sample (q4). Changed samples are not" in text
+    assert found.to_json()["candidates"][0]["changed"] == {  # type: ignore[index, call-overload]
+        "inputs": 2, "expected": 1, "input_ids": ["q7", "q9"], "expected_ids": ["q4"],
+    }  # fmt: skip
+
+
+def test_changed_samples_are_taken_at_their_worst_by_as_good_as_and_by_gates() -> None:
+    old = report([True] * 400)
+    few, many = (dict.fromkeys(range(size), "no") for size in (2, 18))
+    for changed, verdict, status in ((few, "as good as", "pass"), (many, "no detectable difference", "inconclusive")):
+        new = report([True] * 400, expected=changed)
+        found = compare(old, new).candidates[0]["passed"]
+        assert (found.verdict, found.missing) == (verdict, len(changed))
+        gated = gate(new, {"margin": 0.05}, baseline=old)
+        assert (gated.status, gated.checks[0].missing) == (status, len(changed))
+        assert f"whatever the {len(changed)} missing would have been" in gated.checks[0].reason
+
+
+def test_a_gate_says_how_many_changed_samples_are_too_many() -> None:
+    new = report([True] * 200, expected=dict.fromkeys(range(30), "no"))
+    reason = gate(new, {"margin": 0.02}, baseline=report([True] * 200)).reasons[0]
+    assert "30 changed samples are among them. Run both sides on the same data." in reason
+
+
+def test_a_slice_counts_the_changed_samples_that_belong_to_it() -> None:
+    old, new = report(SAME, topics=4), report(SAME, topics=4, expected={1: "no", 5: "no"})
+    found = compare(old, new, slice_by="topic").candidates[0]
+    assert [part["passed"].n for part in found.slices] == [50, 48, 50, 50]
+    assert [part["passed"].missing for part in found.slices] == [0, 2, 0, 0]
+
+
+def test_other_metadata_other_samples_and_another_order_of_keys_change_nothing() -> None:
+    old = report(SAME)
+    new = report([*SAME, True], topics=3, inputs={3: {"of": "a form", "question": 3}})
+    found = compare(old, new).candidates[0]
+    assert (found.matched, found.changed, found.only_candidate) == (200, None, 1)
+    assert not any("must mean the same" in line for line in found.warnings)
+    first = report([True], expected={0: {"a": 1, "b": [2]}})
+    assert compare(first, report([True, False], expected={0: {"b": [2], "a": 1}})).candidates[0].matched == 1
+
+
+def test_samples_whose_inputs_are_not_known_are_paired_by_id_and_that_is_said() -> None:
+    found = compare(report(SAME), report(SAME, known=False)).candidates[0]
+    assert (found.matched, found.changed) == (200, None)
+    assert any("the inputs of 200 samples are not stored: an id must mean the same" in line for line in found.warnings)
+
+
+def test_a_leaderboard_leaves_changed_samples_out_and_allows_for_them() -> None:
+    old = report([True] * 400, experiment="old")
+    for changed, verdict in ((4, "as good as"), (30, "no detectable difference")):
+        new = report([True] * 400, expected=dict.fromkeys(range(changed), "no"), experiment="new")
+        found = leaderboard(old, new, baseline="old")
+        suite = found.suites[0]
+        assert (found.n, suite.missing, suite.changed and suite.changed.expected) == (400 - changed, changed, changed)
+        assert any(f"the expected value of {changed} samples (q0, q1, q2 and " in line for line in found.warnings)
+        against = found["new"].against_baseline
+        assert against is not None
+        assert against.verdict == verdict
+
+
+def test_a_plan_does_not_learn_from_changed_samples() -> None:
+    old, unequal = report(SAME), (*range(20), *range(180, 200))
+    unchanged, changed = (
+        report(SAME[::-1], inputs={place: {"of": form} for place in unequal}) for form in ("a form", "a letter")
+    )
+    few, many = plan(old, changed).samples, plan(old, unchanged).samples
+    assert few is not None
+    assert many is not None
+    assert 2 * few < many
+
+
+@pytest.mark.parametrize("address", ["memory:", "file"])
+def test_runs_of_stores_are_compared_by_content_even_from_before_inputs_were_hashed(
+    address: str, tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "runs.db") if address == "file" else address)
+    saved = []
+    for made in (report(SAME), report(SAME, inputs={8: {"of": "a letter"}}, expected={2: {"a": 1}})):
+        run = store.create_run(made.run)
+        results = list(made.store.results(run.run_id))
+        store.commit(run.run_id, results, dict(made.store.samples(run.run_id)))
+        saved.append(EvalReport(store, store.get_run(run.run_id)))
+    assert pairs_of(*saved) == (198, ("q8",), ("q2",))
+    if address == "file":
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'runs.db'}")
+        with engine.begin() as connection:
+            first = sqlalchemy.select(sqlalchemy.func.min(samples_table.c.dataset)).scalar_subquery()
+            connection.execute(samples_table.update().where(samples_table.c.dataset == first).values(input_hash=None))
+        assert pairs_of(*saved) == (198, ("q8",), ("q2",))
+    store.close()
+
+
+def pairs_of(old: EvalReport, new: EvalReport) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    found = compare(old, new).candidates[0]
+    assert found.changed is not None
+    return found.matched, found.changed.input_ids, found.changed.expected_ids
+
+
+def test_what_is_unknown_differs_from_nothing() -> None:
+    sides = [[1, UNKNOWN, 3, UNKNOWN], [1, 2, UNKNOWN, UNKNOWN], [1, 5, 3, UNKNOWN]]
+    contents = [SampleContents(lambda row=row: (np.array(row), np.full(4, 0))) for row in sides]  # type: ignore[misc]
+    found = compare_contents(contents)
+    assert found.inputs.tolist() == [False, True, False, False]
+    assert found.unknown == 2
+
+
+def test_contents_are_not_read_for_runs_of_one_dataset() -> None:
+    def never() -> Any:
+        raise AssertionError("read")
+
+    sides = [
+        Columns("a", ["x"], 1, np.ones((1, 1), dtype=np.int8), {}, fingerprint="f", contents=SampleContents(never))
+        for _ in range(2)
+    ]
+    assert pair(*sides).matched == 1
+
+
+# Why a trial was executed again, as `show` and the viewer say it.
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def said(report: Any) -> list[str]:
+    """What the screens say about each trial; both say the same."""
+    texts = []
+    for result in report.results:
+        facts = dict(_facts(report.run, result))
+        assert facts.get("repeated", "") == executions_text(result)
+        assert not [name for name in facts if "earlier_attempts" in name or "deliveries" in name]
+        texts.append(executions_text(result))
+    return texts
+
+
+async def test_retries_and_retried_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fairtrial.trials.run_trial.retry_pause", lambda failures, retry_after: 0.0)
+    failures = tmp_path / "failures"
+
+    async def unsteady(given: int) -> int:
+        left = int(failures.read_text())
+        if left:
+            failures.write_text(str(left - 1))
+            raise ConnectionError("away")
+        return given
+
+    data = Dataset([Sample("1", 1, 1)])
+    store = open_store("memory:")
+    failures.write_text("2")
+    report = await EvalSuite("a", data, unsteady, exact_match, config=EvalConfig(max_retries=2)).run(store=store)
+    assert said(report) == ["2 retries after an error or a timeout (max_retries)"]
+
+    failures.write_text("1")
+    suite = EvalSuite("b", data, unsteady, exact_match)
+    assert said(await suite.run(store=store)) == [""]
+    again = await suite.run(store=store, resume="errors")
+    assert said(again) == [
+        "1 attempt in an earlier execution that ended in an error (--resume errors, or a resumed run)"
+    ]
+    assert again.pass_rate == 1.0
+
+
+async def test_a_request_that_was_delivered_again_leaves_a_trace() -> None:
+    requests, results = InMemoryMailbox("requests", EvalRequest), InMemoryMailbox("results", EvalReply)
+    loop = EvalLoop(loop=lambda given: given, evaluator=exact_match, requests=requests, results=results)
+    await submit_dataset(Dataset([Sample("1", 1, 1), Sample("2", 2, 2)]), requests)
+    (first,) = await requests.receive(1, 60, 1)
+    await first.nack(0)
+    await loop.run(until_empty=True)
+    report = await collect_results(results, 2, timeout_seconds=20)
+    again = first.body.sample.id
+    assert {result.sample_id: executions_text(result) for result in report.results} == {
+        again: "its request was delivered 2 times (a worker stopped, lost its lease or handed it back)",
+        {"1": "2", "2": "1"}[again]: "",
+    }
+    assert len(said(report)) == 2
+
+
+def test_a_result_that_does_not_say_why_is_not_explained() -> None:
+    made = EvalResult(key=TrialKey("r", "e", "1", 0), ordinal=0, outcome="timeout", attempt=3)
+    assert executions_text(made) == ""
+    assert "attempt 3" in screen._timing(made)
+
+
+# Two large runs are compared quickly and in little memory, from the store to the verdicts.
+
+
+path = Path(__file__).parents[2] / "benchmarks" / "compare.py"
+spec = importlib.util.spec_from_file_location("compare_benchmark", path)
+assert spec is not None
+assert spec.loader is not None
+benchmark = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(benchmark)
+
+
+@pytest.mark.measured
+def test_a_hundred_thousand_samples_and_ten_metrics_are_compared_in_seconds(
+    tmp_path: Path, child: Any, figure: Figure
+) -> None:
+    where = str(tmp_path / "runs.db")
+    store = open_store(where)
+    for run_id, lift in (("one", 0.0), ("other", 0.01)):
+        benchmark.fill(store, run_id, samples=100_000, metrics=10, repeats=1, lift=lift)
+    store.close()
+    found = json.loads(child(benchmark.MEASURE, where, "[]"))
+    assert (found["matched"], found["metrics"]) == (100_000, 12)
+    assert "better" in found["verdicts"]
+    figure("compare 100,000 samples, 10 metrics: seconds", found["seconds"], at_most=15)
+    figure("compare 100,000 samples, 10 metrics: MB of memory", found["grown_mb"], at_most=400)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import html
+import posixpath
+import re
+import socket
 import stat
+import zipfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.viewer.access import HEADERS, MAX_ADDRESS, Access, kept_secrets, refusal
+from fairtrial.viewer.serve import _listen_on_path
+from fairtrial.viewer.site import write_site
+from tests.viewer.conftest import Viewed
 
 PORT = 7878
 HOST = f"127.0.0.1:{PORT}"
@@ -170,3 +179,123 @@ def test_the_policy_has_no_exception() -> None:
     assert "unsafe" not in policy
     assert "*" not in policy
     assert "http" not in policy
+
+
+# Odd requests to a running server, as bytes: every answer is a sentence, and nothing is read that has no page.
+
+
+BLOB = "support@2/blob/" + "a" * 64
+PATHS = [
+    "../../etc/passwd", "static/%2e%2e/%2e%2e/etc/passwd", "static/x//etc/passwd", "support@2/blob/..%2F..%2Fx.db?o=0",
+    "support@2%00", "%252e%252e%252fx.db", "%ff%fe", "support@2/trials.exe", f"{BLOB}?o=-1", f"{BLOB}?o=%D9%A1",
+    "support@2/t/f/x/99999999999999999999999",
+    "support@2/trials?after=99999999999999999999999999&value=nan..inf&sort=%00",
+    "a" * 9_000,
+]  # fmt: skip
+
+
+def answer_to(viewed: Viewed, request: str, *, body: str = "") -> bytes:
+    """The whole answer to a request, `HOST` and `PREFIX` filled in; empty if the connection is closed without one."""
+    here = f"127.0.0.1:{viewed.server.port}"
+    text = request.replace("HOST", here).replace("PREFIX", viewed.prefix).replace("COOKIE", viewed.cookie)
+    with socket.create_connection(("127.0.0.1", viewed.server.port), timeout=30) as connection:
+        connection.sendall(f"{text}\r\nConnection: close\r\n\r\n{body.replace('HOST', here)}".encode("latin-1"))
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=[path[:30] for path in PATHS])
+def test_an_odd_path_leads_to_no_file_and_no_error_of_ours(viewed: Viewed, path: str) -> None:
+    answer = answer_to(viewed, f"GET /PREFIX/{path} HTTP/1.1\r\nHost: HOST\r\nCookie: COOKIE")
+    assert answer[9:12] in (b"200", b"400", b"404", b"414", b"422")
+    assert b"root:" not in answer
+
+
+HOSTS = ["evil.example", "localhost.:PORT", "127.0.0.1.nip.io:PORT", "0.0.0.0:PORT", "[::ffff:127.0.0.1]:PORT", " ",
+         "127.0.0.1:PORT@evil", "2130706433:PORT", "HOST\r\nHost: evil.example"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_name_of_elsewhere_is_not_answered_whatever_it_looks_like(viewed: Viewed, host: str) -> None:
+    named = host.replace("PORT", str(viewed.server.port))
+    answer = answer_to(viewed, f"GET /PREFIX/ HTTP/1.1\r\nHost: {named}\r\nCookie: COOKIE")
+    assert answer[9:12] in (b"400", b"421")
+
+
+def test_an_absolute_address_of_elsewhere_is_no_page(viewed: Viewed) -> None:
+    answer = answer_to(viewed, "GET http://evil.example/PREFIX/ HTTP/1.1\r\nHost: HOST\r\nCookie: COOKIE")
+    assert answer[9:12] == b"404"
+
+
+SMUGGLED = "GET /PREFIX/support@2 HTTP/1.1\r\nHost: HOST\r\nCookie: COOKIE\r\n\r\n"
+AMBIGUOUS = {
+    "length and chunks": ("Content-Length: 5\r\nTransfer-Encoding: chunked", "0\r\n\r\n"),
+    "two codings": ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", "0\r\n\r\n"),
+    "an unknown coding": ("Transfer-Encoding: xchunked\r\nContent-Length: 3", "a=b"),
+    "two lengths": ("Content-Length: 3\r\nContent-Length: 8", "a=b"),
+    "a signed length": ("Content-Length: +3", "a=b"),
+    "a space before the colon": ("Content-Length : 3", "a=b"),
+    "a negative length": ("Content-Length: -1", "a=b"),
+    "a header of 70 KB": ("X: " + "a" * 70_000, ""),
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_an_ambiguous_request_carries_no_second_one(viewed: Viewed, name: str) -> None:
+    headers, body = AMBIGUOUS[name]
+    start = "POST /PREFIX/login HTTP/1.1\r\nHost: HOST\r\nOrigin: http://HOST\r\n"
+    answer = answer_to(viewed, start + headers, body=body + SMUGGLED)
+    assert b"HTTP/1.1 200" not in answer
+    assert answer[9:12] in (b"400", b"413", b"")
+
+
+def test_a_socket_is_not_taken_from_a_server_that_listens_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "view.sock"
+    with _listen_on_path(path) as first:
+        first.listen()
+        with pytest.raises(ConfigurationError, match="another server listens on"):
+            _listen_on_path(path)
+        assert path.is_socket()
+    _listen_on_path(path).close()  # Of a server that ended without removing it.
+    path.unlink()
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match="cannot listen on"):
+        _listen_on_path(path)
+    assert path.read_text() == "mine"
+
+
+# Runs as static pages.
+
+
+def test_a_site_has_the_report_and_every_trial_and_its_links_lead_to_its_files(viewed: Viewed, tmp_path: Path) -> None:
+    write_site(viewed.store, viewed.store.get_run("support-run-2"), tmp_path / "site.zip")
+    with zipfile.ZipFile(tmp_path / "site.zip") as archive:
+        pages = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert {"index.html", "trials.html", "view.css", "icon.svg", "t/0001.html", "t/0080.html"} <= set(pages)
+    assert "95% interval" in pages["index.html"]
+    for name, text in pages.items():
+        if not name.endswith(".html"):
+            continue
+        assert "<script" not in text
+        assert "Content-Security-Policy" in text
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            target, _, anchor = html.unescape(link).partition("#")
+            found = posixpath.normpath(posixpath.join(posixpath.dirname(name), target)) if target else name
+            assert found in pages, f"{name} links to {link}"
+            if anchor:
+                assert f'id="{anchor}"' in pages[found], f"{name} links to {link}"
+
+
+def test_the_same_run_makes_the_same_file(viewed: Viewed, tmp_path: Path) -> None:
+    for name in ("one.zip", "two.zip"):
+        write_site(viewed.store, viewed.store.get_run("support-run-1"), tmp_path / name)
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+
+
+def test_hostile_texts_are_text_in_a_site(viewed: Viewed, tmp_path: Path) -> None:
+    write_site(viewed.store, viewed.store.get_run("hostile-run"), tmp_path / "site.zip")
+    with zipfile.ZipFile(tmp_path / "site.zip") as archive:
+        for name in archive.namelist():
+            assert re.fullmatch(r"(t/\d{4}|index|trials)\.html|view\.css|icon\.svg", name)
+            text = archive.read(name).decode()
+            for attack in ("<script", "<img", "<iframe", "<base", 'onerror="', "<style>"):
+                assert attack not in text, name

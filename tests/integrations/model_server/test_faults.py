@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import get_args
 
+import aiohttp
 import anthropic
 import httpx2
 import openai
@@ -28,6 +32,7 @@ from fairtrial.integrations.model_server import (
     FixedLatency,
     HalfSent,
     Hang,
+    HostedEvals,
     MalformedJson,
     ModelServer,
     NotAuthorised,
@@ -42,7 +47,10 @@ from fairtrial.integrations.model_server import (
     TokensDamaged,
     ToolsNeedResponses,
     WrongShape,
+    spawn_model_server,
 )
+from tests.figures import Figure
+from tests.integrations.importers.project import small_project
 
 
 @contextmanager
@@ -294,3 +302,122 @@ def test_a_rule_may_fail_the_requests_that_match_a_pattern() -> None:
 def test_a_fault_that_makes_no_sense_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         make()
+
+
+# The model server costs little more than its HTTP server, so that measurements with it are valid.
+
+
+_REQUESTS = 5000
+_CONNECTIONS = 100
+_ROUNDS = 4
+_BODY = {"model": "m", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+
+# The least that aiohttp can do with such a request: read its JSON and send an answer of the same shape.
+_BARE_SERVER = """
+import asyncio
+from aiohttp import web
+
+async def complete(request):
+    body = await request.json()
+    message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    return web.json_response({"id": "1", "model": body["model"], "choices": [choice], "usage": usage})
+
+async def main():
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.sleep(300)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def _bare_server() -> Iterator[str]:
+    with subprocess.Popen([sys.executable, "-c", _BARE_SERVER], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+async def _rate(base_url: str) -> float:
+    """Requests per second over many connections."""
+    connector = aiohttp.TCPConnector(limit=_CONNECTIONS)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        numbers = iter(range(_REQUESTS))
+
+        async def worker() -> None:
+            for _ in numbers:
+                async with session.post(base_url + "/v1/chat/completions", json=_BODY) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+
+        started = time.perf_counter()
+        await asyncio.gather(*(worker() for _ in range(_CONNECTIONS)))
+        return _REQUESTS / (time.perf_counter() - started)
+
+
+@pytest.mark.measured
+def test_over_a_hundred_connections_it_serves_two_thirds_of_what_a_bare_server_does(figure: Figure) -> None:
+    ours, bare = [], []
+    with spawn_model_server() as server, _bare_server() as bare_url:
+        # In turns, and the best of each: the first round warms the interpreters, and neighbours come and go.
+        for _ in range(_ROUNDS):
+            bare.append(asyncio.run(_rate(bare_url)))
+            ours.append(asyncio.run(_rate(server.base_url)))
+        assert server.stats().requests == _ROUNDS * _REQUESTS
+    figure("model server: requests a second, x a bare server", max(ours) / max(bare), at_least=2 / 3)
+
+
+# The model server as OpenAI's hosted Evals, seen through OpenAI's own client.
+
+
+def client_of(base_url: str, **options: int) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base_url}/v1", api_key="sk-test", max_retries=options.get("max_retries", 0))
+
+
+def test_lists_come_in_pages_in_both_orders() -> None:
+    project = small_project(page_size=4)
+    ids = [item["id"] for item in project.items["evalrun_a"]]
+    with ModelServer(evals=project) as server:
+        client = client_of(server.base_url)
+        assert [one.id for one in client.evals.list()] == ["eval_capitals"]
+        assert [run.id for run in client.evals.runs.list("eval_capitals")] == ["evalrun_a", "evalrun_b"]
+        items = client.evals.runs.output_items
+        page = items.list("evalrun_a", eval_id="eval_capitals", limit=3)
+        assert ([item.id for item in page.data], page.has_more) == (ids[:3], True)
+        assert [item.id for item in page] == ids
+        assert [item.id for item in items.list("evalrun_a", eval_id="eval_capitals", order="desc")] == ids[::-1]
+        assert len(items.list("evalrun_a", eval_id="eval_capitals", limit=100).data) == 4
+        assert server.stats().by_status == {200: 1 + 1 + 4 + 3 + 1}
+
+
+def test_what_is_not_there_is_404_and_an_unknown_cursor_400() -> None:
+    with ModelServer(evals=HostedEvals(files={"file-1": "one\n"})) as server:
+        client = client_of(server.base_url)
+        assert client.files.content("file-1").content == b"one\n"
+        with pytest.raises(openai.NotFoundError, match="file file-2"):
+            client.files.content("file-2")
+        with pytest.raises(openai.NotFoundError, match="eval x"):
+            client.evals.runs.list("x")
+        with pytest.raises(openai.NotFoundError, match="run y"):
+            client.evals.runs.output_items.list("y", eval_id="x")
+        with pytest.raises(openai.BadRequestError, match="no object 'z'"):
+            client.evals.list(after="z")
+    with ModelServer() as server, pytest.raises(openai.NotFoundError):
+        client_of(server.base_url).evals.list()
+
+
+def test_limits_and_faults_apply_and_a_project_is_sent_to_another_process() -> None:
+    fault = FaultRule(RateLimited(0.01), when="/output_items", attempts=(1,))
+    with spawn_model_server(evals=small_project(), faults=fault) as server:
+        client = client_of(server.base_url, max_retries=1)
+        assert len(list(client.evals.runs.output_items.list("evalrun_a", eval_id="eval_capitals"))) == 10
+        assert server.stats().by_fault == {"rate_limited": 3}

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import datetime
+import enum
+import statistics
+import uuid
+from collections import Counter
+from typing import Annotated, Any, Literal
 
+import aiohttp
+import jsonschema
 import pytest
-from pydantic import ValidationError
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from fairtrial.integrations.model_server import (
+    FaultPlan,
     FaultRule,
+    FixedLatency,
+    LogNormalLatency,
+    ModelServer,
     ParsedMessage,
     ParsedRequest,
     RateLimited,
@@ -17,13 +31,18 @@ from fairtrial.integrations.model_server import (
     Rule,
     Script,
     ServerConfig,
+    ServerFailed,
     ToolCallReply,
     UniformLatency,
+    UnsatisfiedSchemaError,
     Usage,
     WrongShape,
     count_tokens,
+    minimal_instance,
 )
+from fairtrial.integrations.model_server.reply import draw
 from fairtrial.integrations.model_server.rules import Speaker, normalise
+from fairtrial.integrations.model_server.service import TokenBucket
 
 
 @pytest.fixture
@@ -233,3 +252,289 @@ def test_a_script_file_with_a_mistake_is_refused(script: str) -> None:
 def test_a_configuration_with_functions_cannot_be_written_as_json(config: ServerConfig) -> None:
     with pytest.raises(TypeError, match="got a function"):
         config.to_json()
+
+
+# Faults, latencies and quotas depend on the seed and not on timing.
+
+
+def numbered(number: int, text: str = "hi", attempt: int = 1) -> ParsedRequest:
+    return ParsedRequest(number, "openai", "m", (ParsedMessage("user", text, {}),), {}, digest=text, attempt=attempt)
+
+
+def faulty(plan: FaultPlan, count: int = 1000) -> list[int]:
+    return [number for number in range(1, count + 1) if plan.fault(numbered(number)) is not None]
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_seed_others() -> None:
+    rules = [FaultRule(RateLimited(), 0.3), FaultRule(ServerFailed(), 0.1)]
+    first, again, other = (FaultPlan(rules, seed=seed) for seed in (7, 7, 8))
+    assert faulty(first) == faulty(again)
+    assert faulty(first) != faulty(other)
+
+
+def test_a_probability_is_the_share_of_requests() -> None:
+    plan = FaultPlan([FaultRule(RateLimited(), 0.3), FaultRule(ServerFailed(), 0.5)], seed=1)
+    kinds = Counter(fault.kind for number in range(20_000) if (fault := plan.fault(numbered(number))))
+    # The second rule is asked only where the first has passed, and draws for itself: half of seven tenths.
+    assert kinds["rate_limited"] / 20_000 == pytest.approx(0.3, abs=0.02)
+    assert kinds["server_failed"] / 20_000 == pytest.approx(0.35, abs=0.02)
+
+
+def test_the_order_of_asking_does_not_matter() -> None:
+    plan = FaultPlan([FaultRule(RateLimited(), 0.5)], seed=3)
+    forwards = {number: plan.fault(numbered(number)) for number in range(100)}
+    backwards = {number: plan.fault(numbered(number)) for number in reversed(range(100))}
+    assert forwards == backwards
+
+
+def test_by_content_the_number_of_the_request_does_not_matter_but_the_attempt_does() -> None:
+    plan = FaultPlan([FaultRule(RateLimited(), 0.5, by="content")], seed=3)
+    texts = [f"text {index}" for index in range(200)]
+    early = [plan.fault(numbered(index, text)) for index, text in enumerate(texts)]
+    late = [plan.fault(numbered(1000 - index, text)) for index, text in enumerate(texts)]
+    retried = [plan.fault(numbered(index, text, attempt=2)) for index, text in enumerate(texts)]
+    assert early == late
+    assert early != retried
+
+
+def test_schedules_name_requests_by_number() -> None:
+    assert faulty(FaultPlan([FaultRule(RateLimited(), numbers=(2, 3, 500))])) == [2, 3, 500]
+    assert faulty(FaultPlan([FaultRule(RateLimited(), every=250)])) == [250, 500, 750, 1000]
+    assert faulty(FaultPlan([FaultRule(RateLimited(), 0.0)])) == []
+    assert faulty(FaultPlan([FaultRule(RateLimited(), every=2, numbers=(1, 2, 3))])) == [2]
+
+
+def test_a_predicate_decides_from_the_request() -> None:
+    plan = FaultPlan([FaultRule(RateLimited(), when=lambda asked: asked.number > 998)])
+    assert faulty(plan) == [999, 1000]
+
+
+async def test_two_servers_of_one_seed_fail_the_same_requests_at_any_concurrency() -> None:
+    rules = [FaultRule(RateLimited(), 0.2, by="content"), FaultRule(ServerFailed(), 0.2, by="content")]
+
+    async def statuses(concurrency: int, latency: UniformLatency) -> dict[int, int]:
+        async with (
+            ModelServer(faults=rules, seed=11, latency=latency) as server,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=concurrency)) as session,
+        ):
+
+            async def ask(index: int) -> tuple[int, int]:
+                body = {"model": "m", "messages": [{"role": "user", "content": f"question {index}"}]}
+                async with session.post(server.base_url + "/v1/chat/completions", json=body) as answer:
+                    return index, answer.status
+
+            return dict(await asyncio.gather(*map(ask, range(100))))
+
+    alone = await statuses(1, UniformLatency(0, 0))
+    crowded = await statuses(25, UniformLatency(0, 0.01))
+    assert alone == crowded
+    assert set(alone.values()) == {200, 429, 500}
+
+
+@given(st.lists(st.one_of(st.integers(), st.text()), min_size=1))
+def test_a_draw_is_in_the_unit_interval_and_repeatable(parts: list[int | str]) -> None:
+    value = draw(*parts)
+    assert 0 <= value < 1
+    assert draw(*parts) == value
+
+
+def test_draws_are_spread_evenly() -> None:
+    values = [draw("spread", index) for index in range(10_000)]
+    assert statistics.fmean(values) == pytest.approx(0.5, abs=0.02)
+    assert statistics.pstdev(values) == pytest.approx((1 / 12) ** 0.5, abs=0.01)
+
+
+def test_latencies_have_their_distributions() -> None:
+    quantiles = [(index + 0.5) / 1000 for index in range(1000)]
+    assert {FixedLatency(0.2).at(quantile) for quantile in quantiles} == {0.2}
+    uniform = [UniformLatency(1, 3).at(quantile) for quantile in quantiles]
+    assert min(uniform) == pytest.approx(1, abs=0.01)
+    assert max(uniform) == pytest.approx(3, abs=0.01)
+    tailed = [LogNormalLatency(0.1, 1.0, maximum=2.0).at(quantile) for quantile in quantiles]
+    assert statistics.median(tailed) == pytest.approx(0.1, rel=0.01)
+    # One standard deviation up, a log-normal of sigma 1 is e times its median.
+    assert tailed[841] == pytest.approx(0.1 * 2.71828, rel=0.02)
+    assert max(tailed) == 2.0
+    assert LogNormalLatency(0.1).at(0.0) >= 0
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_latency_that_makes_no_sense_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="finite number of seconds"):
+        FixedLatency(seconds)
+
+
+def test_a_uniform_latency_has_its_ends_in_order() -> None:
+    with pytest.raises(ValueError, match="low must be at most high"):
+        UniformLatency(2, 1)
+
+
+def test_a_quota_grants_a_burst_and_then_its_rate() -> None:
+    now = 0.0
+    bucket = TokenBucket(2.0, 3, clock=lambda: now)
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+    now = 0.5
+    assert [bucket.take() for _ in range(2)] == [True, False]
+    now = 100.0
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+
+
+def test_the_default_burst_of_a_quota_is_that_of_one_second() -> None:
+    quick, slow = (TokenBucket(rate, clock=lambda: 0.0) for rate in (5.0, 0.1))
+    assert sum(quick.take() for _ in range(20)) == 5
+    assert sum(slow.take() for _ in range(20)) == 1
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(0.0, None), (-1.0, None), (1.0, 0)])
+def test_a_quota_that_makes_no_sense_is_refused(rate: float, burst: int | None) -> None:
+    with pytest.raises(ValueError):
+        TokenBucket(rate, burst)
+
+
+# The least instance of a JSON schema is valid, and the same every time.
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Node(BaseModel):
+    value: int
+    next: Node | None
+    children: list[Node]
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: Annotated[int, Field(gt=3, le=9)]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    name: Annotated[str, Field(min_length=2)]
+
+
+class Everything(BaseModel):
+    pet: Annotated[Dog | Cat, Field(discriminator="kind")]
+    colour: Colour
+    tags: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2)]
+    pair: tuple[int, str]
+    ratio: Annotated[float, Field(gt=0, lt=1)]
+    born: datetime.date
+    at: datetime.datetime
+    key: uuid.UUID
+    counts: dict[str, int]
+    code: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    anything: Any
+    yes: bool
+    optional: int | None = None
+
+
+@pytest.mark.parametrize("kind", [Node, Cat, Dog, Everything, list[Node], int | None, dict[str, Cat], Colour])
+def test_pydantic_accepts_what_is_made_from_its_own_schema(kind: Any) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    schema = adapter.json_schema()
+    instance = minimal_instance(schema)
+    jsonschema.validate(instance, schema)
+    adapter.validate_python(instance)
+    assert minimal_instance(schema) == instance
+
+
+@pytest.mark.parametrize(
+    ("schema", "least"),
+    [
+        ({}, None),
+        ({"const": 5}, 5),
+        ({"enum": ["b", "a"]}, "b"),
+        ({"type": ["null", "string"]}, None),
+        ({"type": "integer", "minimum": 3}, 3),
+        ({"type": "integer", "maximum": -3}, -3),
+        ({"type": "integer", "exclusiveMinimum": 3, "multipleOf": 5}, 5),
+        ({"type": "integer", "exclusiveMinimum": 3}, 4),
+        ({"type": "integer", "exclusiveMaximum": -3}, -4),
+        ({"type": "number", "multipleOf": 0.5, "minimum": 0.3}, 0.5),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, 0.5),
+        ({"type": "number", "exclusiveMinimum": 2}, 3),
+        ({"type": "number", "exclusiveMaximum": -2}, -3),
+        ({"type": "number", "minimum": 1.5}, 1.5),
+        ({"minimum": 7}, 7),
+        ({"minLength": 2}, "aa"),
+        ({"items": {"type": "string"}, "minItems": 1}, [""]),
+        ({"required": ["a"], "properties": {"a": {"type": "string"}, "b": {}}}, {"a": ""}),
+        ({"type": "object", "required": ["unknown"]}, {"unknown": None}),
+        ({"type": "string", "pattern": "^x-", "examples": ["x-1"]}, "x-1"),
+        ({"type": "string", "pattern": "^a+$", "minLength": 9}, "aaaaaaaaa"),
+        ({"type": "string", "format": "unheard-of"}, ""),
+        ({"oneOf": [{"enum": []}, {"type": "boolean"}]}, False),
+        (
+            {"allOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"required": ["a", "b"]}, True]},
+            {"a": 1, "b": None},
+        ),
+        ({"$ref": "#/$defs/a~1b", "description": "x", "$defs": {"a/b": {"const": 1}}}, 1),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/x"}, {"required": ["a"]}],
+                "$defs": {"x": {"properties": {"a": {"const": 2}}}},
+            },
+            {"a": 2},
+        ),
+        ({"type": "array", "uniqueItems": True, "minItems": 1}, [None]),
+    ],
+)
+def test_the_least_instance(schema: dict[str, Any], least: Any) -> None:
+    instance = minimal_instance(schema)
+    assert instance == least
+    jsonschema.validate(instance, schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#", "description": "with a sibling"},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "other.json"},
+        {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"enum": []},
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"type": "number", "minimum": 2, "exclusiveMaximum": 2},
+        {"type": "string", "pattern": "^never guessed$"},
+        {"type": "quaternion"},
+        {"type": "array", "minItems": 1, "items": False},
+        {"type": "array", "minItems": 2, "uniqueItems": True},
+        {"allOf": [False]},
+        {"anyOf": []},
+    ],
+)
+def test_what_cannot_be_made_is_said(schema: dict[str, Any]) -> None:
+    with pytest.raises(UnsatisfiedSchemaError, match="add a rule to the server"):
+        minimal_instance(schema)
+
+
+SCALARS = st.one_of(
+    st.builds(
+        lambda low, span: {"type": "integer", "minimum": low, "maximum": low + span},
+        st.integers(-50, 50),
+        st.integers(0, 9),
+    ),
+    st.builds(lambda n: {"type": "string", "minLength": n}, st.integers(0, 5)),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "number"}, {"enum": ["x", 1]}, {"const": [1]}]),
+)
+SCHEMAS = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.builds(lambda item, n: {"type": "array", "items": item, "minItems": n}, inner, st.integers(0, 2)),
+        st.builds(
+            lambda fields: {"type": "object", "properties": fields, "required": sorted(fields)[:2]},
+            st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        ),
+        st.builds(lambda branches: {"anyOf": branches}, st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(SCHEMAS)
+def test_the_least_instance_of_any_plain_schema_is_valid(schema: dict[str, Any]) -> None:
+    jsonschema.validate(minimal_instance(schema), schema)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError, SandboxUnavailableError
-from fairtrial.integrations.sandbox import Sandbox, SandboxLimits
+from fairtrial import ConfigurationError, Dataset, Environment, EvalConfig, EvalSuite, Sample, evaluate_sync
+from fairtrial.errors import EnvironmentMismatchError, SandboxError, SandboxUnavailableError
+from fairtrial.integrations.sandbox import Sandbox, SandboxLimits, SandboxSettings, extract_code, runs_tests
 from fairtrial.integrations.sandbox.bwrap import Cgroup
 from fairtrial.integrations.sandbox.bwrap_arguments import unused_uid
+from fairtrial.integrations.sandbox.container import exec_arguments, run_arguments
 from fairtrial.integrations.sandbox.environment import describe_result
-from fairtrial.integrations.sandbox.settings import ExecResult, find_obstacles
+from fairtrial.integrations.sandbox.settings import ExecResult, SandboxCommand, find_obstacles
+from fairtrial.scoring import Case, resolve
 from fairtrial.testing import check_environment
-from fairtrial.trials import Environment
 from tests.integrations.sandbox.another_user import ROOT
 
 
@@ -279,3 +283,150 @@ def test_a_writable_cgroup_gets_the_limits_and_leftovers_are_removed(tmp_path: P
 async def test_a_provider_that_inspect_does_not_have_is_refused() -> None:
     with pytest.raises(SandboxUnavailableError, match="no-such-provider"):
         await Sandbox("inspect:no-such-provider").exec(["true"])
+
+
+# Code of models, scored by tests in a sandbox.
+
+
+TESTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("Here:\n```python\nx = 1\n```\nDone.", "x = 1\n"),
+        ("```bash\npip install y\n```\n```py\nx = 1\n```\n```python\nprint(x)\n```", "x = 1\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("```Python title=a.py\nx = 1\n```", "x = 1\n"),
+        ("```{python}\nx = 1\n```", "x = 1\n"),
+        ("1. Like this:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1\n"),
+        ('````python\ns = """\n```\n"""\n````', 's = """\n```\n"""\n'),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("```python\r\nx = 1\r\n```\r\n", "x = 1\r\n"),
+        ("Cut off:\n```python\nx = 1\ny =", "x = 1\ny =\n"),
+        ("```json\n{}\n```", "```json\n{}\n```"),
+        ("", ""),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_code_is_found_in_an_answer(text: str, code: str) -> None:
+    assert extract_code(text) == code
+
+
+def test_the_last_or_all_blocks_can_be_taken() -> None:
+    text = "```python\nx = 1\n```\n```js\n0\n```\n```python\nx = 2\n```"
+    assert extract_code(text, block="last") == "x = 2\n"
+    assert extract_code(text, block="all") == "x = 1\n\nx = 2\n"
+    assert extract_code(text, "javascript") == "0\n"
+
+
+async def score(answer: str, tests: str = TESTS, **options: Any) -> tuple[bool, str]:
+    result = await resolve(runs_tests(**options)).score(Case(Sample("q", "", tests), answer))
+    return result.passed, result.reason
+
+
+async def test_code_passes_only_if_its_tests_ran_to_their_end() -> None:
+    good = "```python\nfrom __future__ import annotations\ndef add(a, b): return a + b\n"
+    assert await score(good + "```") == (True, "")
+    assert await score(good + "if __name__ == '__main__': input()\n```") == (True, "")
+    assert await score("def add(a, b): return a - b") == (False, "exit status 1: AssertionError")
+    assert await score(good + "import sys; sys.exit(0)\n```") == (
+        False,
+        "the code ended the process before its tests had ended",
+    )
+    assert await score("def add(a, b): return") == (False, "exit status 1: AssertionError")
+    passed, reason = await score("def add(a, b) return a")
+    assert (passed, reason.split(":")[1]) == (False, " SyntaxError")
+    assert await score("while True: pass", timeout=0.5) == (False, "killed after 0.5 s")
+
+
+async def test_limits_programs_and_other_commands() -> None:
+    small = SandboxLimits(memory=100 * 2**20)
+    passed, reason = await score("x = b'x' * (1 << 30)", sandbox=lambda: Sandbox(limits=small))
+    assert (passed, reason) == (False, "exit status 1: MemoryError")
+    sample: Sample[str, str] = Sample("q", "def add(a, b):\n", TESTS)
+    continued = runs_tests(prepare=lambda code, given: f"{given.input}{code}")
+    assert (await continued("    return a + b", sample)).passed
+    shell = runs_tests(language="bash", files=("add.sh", "test.sh"), command=["sh", "test.sh"])
+    tests = '[ "$(sh add.sh 2 3)" = 5 ]'
+    in_shell: Sample[str, str] = Sample("q", "", tests)
+    assert (await shell("```bash\necho $(($1 + $2))\n```", in_shell)).passed
+    assert not (await shell("echo 6", in_shell)).passed
+
+
+def answer(question: str) -> str:
+    return {"add": "```python\ndef add(a, b): return a + b\n```", "wrong": "def add(a, b): return 0"}[question]
+
+
+@pytest.mark.proves("R145")
+def test_a_run_scores_code_and_reports_pass_at_k() -> None:
+    samples = Dataset([Sample(name, name, TESTS) for name in ("add", "wrong")])
+    report = EvalSuite("code", samples, answer, runs_tests(), config=EvalConfig(repeats=2)).run_sync(store="memory:")
+    assert report.pass_rate == 0.5
+    assert "pass@2" in str(report)
+
+
+def test_a_sandbox_that_is_not_available_is_an_error_and_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    report = evaluate_sync(Dataset([Sample("a", "add", TESTS)]), answer, runs_tests(), store="memory:")
+    (result,) = report.results
+    assert result.outcome == "scorer_error"
+    assert "bwrap is not installed" in str(result.error)
+
+
+# The command lines of docker and podman. No container is started here: no engine is part of the test environment.
+
+
+def pairs(argv: list[str]) -> set[tuple[str, str]]:
+    return set(itertools.pairwise(argv))
+
+
+def test_a_container_starts_without_network_privileges_or_writable_image_and_with_limits() -> None:
+    limits = SandboxLimits(memory=2**30, processes=50, disk=2**20, files=100)
+    settings = SandboxSettings(kind="podman", limits=limits, readable=("/data",), image="python:3.13")
+    argv = run_arguments("podman", settings, "box-1")
+    assert argv[:6] == ["podman", "run", "--interactive", "--rm", "--init", "--name"]
+    assert pairs(argv) >= {
+        ("--network", "none"),
+        ("--user", "1000:1000"),
+        ("--cap-drop", "ALL"),
+        ("--security-opt", "no-new-privileges"),
+        ("--memory", "1073741824"),
+        ("--memory-swap", "1073741824"),
+        ("--pids-limit", "52"),
+        ("--ulimit", "nofile=1024"),
+        ("--ulimit", "fsize=1048576"),
+        ("--tmpfs", "/box:rw,exec,nosuid,nodev,size=1048576,nr_inodes=100,mode=1777"),
+        ("--mount", "type=bind,source=/data,target=/data,readonly"),
+        ("--entrypoint", "sh"),
+    }
+    assert "--read-only" in argv
+    assert argv[-3:] == ["python:3.13", "-c", "echo fairtrial-sandbox-ready; read _"]
+    assert ("--network", "bridge") in pairs(run_arguments("docker", SandboxSettings(network=True), "box-1"))
+
+
+def test_a_command_runs_in_its_directory_with_its_variables_and_its_time_limit() -> None:
+    command = SandboxCommand(("ls", "-l"), b"", "/box/a", {"KEY": "a b"}, SandboxLimits(seconds=2.5), "root")
+    assert exec_arguments("docker", "box-1", command) == [
+        *("docker", "exec", "--interactive", "--workdir", "/box/a", "--env", "KEY=a b", "--user", "root"),
+        *("box-1", "timeout", "-s", "KILL", "2.5", "ls", "-l"),
+    ]
+
+
+async def test_a_missing_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for kind in ("docker", "podman"):
+        with pytest.raises(SandboxUnavailableError, match=f"{kind} not found"):
+            await Sandbox(kind).exec(["true"])
+
+
+async def test_an_engine_that_fails_is_refused_with_its_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 125\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SandboxUnavailableError, match="Cannot connect to the Docker daemon"):
+        await Sandbox("docker").exec(["true"])

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
+import threading
+import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairtrial import EvalReport, EvalSuite, ToolInvoked, open_store, tool_called
+from fairtrial import ChatMessage, EvalReport, EvalSuite, PromptExecuted, Session, TokenUsage, ToolInvoked, open_store
 from fairtrial.data.session.events import TraceIncomplete
+from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import DataError
+from fairtrial.integrations.tracing import TraceReceiver
+from fairtrial.integrations.tracing.dialects import conversation_of
 from fairtrial.integrations.tracing.importing import UNSCORED, OtlpTraces
+from fairtrial.integrations.tracing.mapping import session_events
+from fairtrial.integrations.tracing.received import ReceivedSpan, parse_logs, parse_traces
 from fairtrial.runs.imported import detect_format, load_importer, store_run, write_suite
-from fairtrial.scoring import token_usage_under
-from tests.integrations.tracing.test_receive import App, protobuf
+from fairtrial.scoring import token_usage_under, tool_called
+from fairtrial.trials import TrialKey
+from fairtrial.trials.context import trace_id_of, trial_span_id
+from tests.integrations.tracing.test_receive import App, post, protobuf
 
 
 def lines(count: int = 3, *, lose: int | None = None) -> list[str]:
@@ -107,3 +120,190 @@ def test_other_files_are_not_taken_for_traces(tmp_path: Path) -> None:
     path.write_text('{"resourceSpans": []}\n')
     with pytest.raises(DataError, match="must contain spans"):
         OtlpTraces().read(path)
+
+
+# What instrumentations really sent for one conversation with a tool (scripts/peers tracers) gives the same session.
+
+
+RECORDED = Path(__file__).with_name("recorded")
+KEY = TrialKey("recorded", "baseline", "oslo")
+TRACE_ID = trace_id_of(KEY, 1)
+NAMES = sorted(path.stem for path in RECORDED.glob("*.jsonl"))
+
+
+def recorded_session(name: str) -> RecordedView:
+    lines = (RECORDED / f"{name}.jsonl").read_bytes().splitlines()
+    spans = [span for line in lines for span in parse_traces(line, is_json=True)]
+    logs = [log for line in lines for log in parse_logs(line, is_json=True)]
+    assert {span.trace_id for span in spans} == {TRACE_ID.hex()}
+    session = Session()
+    session.extend(session_events(spans, logs, root_id=trial_span_id(TRACE_ID).hex()))
+    return session.view()
+
+
+def facts(session: RecordedView) -> dict[str, Any]:
+    return {
+        "models": [(call.model, call.usage) for call in session[PromptExecuted].all()],
+        "tools": [(call.name, dict(call.params), call.result, call.failed) for call in session[ToolInvoked].all()],
+        "messages": [
+            (message.role, message.text, [(call.name, dict(call.arguments)) for call in message.tool_calls])
+            for message in session[ChatMessage].all()
+        ],
+        "last": session.trajectory.last_reply,
+    }
+
+
+def test_the_instrumentations_are_recorded() -> None:
+    assert NAMES == [
+        "genai", "genai-events", "langfuse", "langsmith", "logfire", "openinference", "openllmetry", "pydantic-ai",
+        "vercel-ai",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"langfuse"}))  # Langfuse does not send it.
+def test_the_reasons_for_which_answers_ended_are_the_same(name: str) -> None:
+    assert [call.finish_reason for call in recorded_session(name)[PromptExecuted].all()] == ["tool_calls", "stop"]
+
+
+@pytest.mark.proves("R90")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_session_is_the_same_whatever_recorded_it(name: str) -> None:
+    assert facts(recorded_session(name)) == {
+        "models": [
+            ("test-model", TokenUsage(40, 12)),
+            ("test-model", TokenUsage(60, 6)),
+        ],
+        "tools": [("weather", {"city": "Oslo"}, "snow in Oslo", False)],
+        "messages": [
+            ("system", "Be brief.", []),
+            ("user", "The weather in Oslo?", []),
+            ("assistant", "", [("weather", {"city": "Oslo"})]),
+            ("tool", "snow in Oslo", []),
+            ("assistant", "It snows in Oslo.", []),
+        ],
+        "last": "It snows in Oslo.",
+    }
+
+
+@pytest.mark.parametrize("written", ["gen_ai.prompt", "llm.input_messages", "gen_ai.completion"])
+def test_a_call_that_failed_before_its_answer_keeps_what_it_was_asked(written: str) -> None:
+    attributes = {f"{written}.0.role": "user", f"{written}.0.content": "The weather in Oslo?"}
+    read = conversation_of(ReceivedSpan("01", "02", "", "chat", 0.0, 1.0, "timed out", attributes))
+    one_sided, other = (read.answered, read.given) if written == "gen_ai.completion" else (read.given, read.answered)
+    assert ([(message.role, message.text) for message in one_sided], other) == (
+        [("user", "The weather in Oslo?")],
+        (),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recordings_name_no_machine(name: str) -> None:
+    text = (RECORDED / f"{name}.jsonl").read_text()
+    assert not [word for word in ("127.0.0.1", "/tmp/", "/work/", "host.name", "process.") if word in text]
+
+
+# The trace receiver answers hostile bodies with 4xx or ignores them, and serves others meanwhile.
+
+
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[TraceReceiver]:
+    with TraceReceiver() as started:
+        yield started
+
+
+def span(**changes: Any) -> bytes:
+    one = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "x", **changes}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]}).encode()
+
+
+def attribute(value: Any) -> bytes:
+    return span(attributes=[{"key": "gen_ai.operation.name", "value": value}])
+
+
+DEEP: dict[str, Any] = {"intValue": "1"}
+for _ in range(40):
+    DEEP = {"arrayValue": {"values": [DEEP]}}
+TOO_DEEP = b'{"key":"a","value":' + b'{"arrayValue":{"values":[' * 300 + b'{"intValue":"1"}' + b"]}}" * 300 + b"}"
+DEEP_SPAN = (
+    b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"a","spanId":"b","attributes":[%s]}]}]}]}' % TOO_DEEP
+)
+BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
+    "random protobuf": (random.Random(1).randbytes(100_000), PROTOBUF, 400),
+    "a protobuf that is cut off": (b"\x0a\xff\xff\xff\xff\x0f", PROTOBUF, 400),
+    "a deep protobuf": (b"\x0a\x02" * 5000, PROTOBUF, 400),
+    "no JSON": (b"\xff\xfe{", {}, 400),
+    "an empty body": (b"", {}, 400),
+    "100,000 levels": (b"[" * 100_000, {}, 400),
+    "a list": (b"[]", {}, 400),
+    "a text for a list": (b'{"resourceSpans":"x"}', {}, 400),
+    "nulls": (b'{"resourceSpans":[null]}', {}, 400),
+    "spans that are numbers": (b'{"resourceSpans":[{"scopeSpans":[{"spans":[5]}]}]}', {}, 400),
+    "an integer that is none": (attribute({"intValue": "zz"}), {}, 400),
+    "an attribute without a key": (span(attributes=[{"value": {"intValue": "1"}}, 7]), {}, 400),
+    "a text that is a list": (attribute({"stringValue": ["chat"]}), {}, 400),
+    "a list for a text": (attribute({"arrayValue": {"values": [{"stringValue": "chat"}]}}), {}, 200),
+    "an attribute of 40 levels": (attribute(DEEP), {}, 200),
+    "an attribute of 300 levels": (DEEP_SPAN, {}, 400),
+    "times that never were": (span(startTimeUnixNano="9" * 26, endTimeUnixNano="-5"), {}, 200),
+    "a time of 400 digits": (span(startTimeUnixNano=10**400), {}, 400),
+    "no gzip": (b"zzzz", {"Content-Encoding": "gzip"}, 400),
+    "half a gzip": (gzip.compress(b"{}")[:-4], {"Content-Encoding": "gzip"}, 400),
+    "deflate": (zlib.compress(b"{}"), {"Content-Encoding": "deflate"}, 200),
+    "an unknown encoding": (b"x", {"Content-Encoding": "br"}, 400),
+    "a long encoding": (b"x", {"Content-Encoding": "a" * 5000}, 400),
+    "another content type": (b"x", {"Content-Type": "text/html"}, 415),
+    "100 MB of zeros": (gzip.compress(bytes(100_000_000), 1), {"Content-Encoding": "gzip"}, 413),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_hostile_body_is_answered_and_the_next_one_too(receiver: TraceReceiver, name: str) -> None:
+    body, headers, status = BODIES[name]
+    assert post(receiver.endpoint, body, **headers) == status
+    assert post(receiver.endpoint, b"{}") == 200
+
+
+def test_many_empty_gzip_members_delay_nobody(receiver: TraceReceiver) -> None:
+    empty = gzip.compress(b"")
+    body = empty * (8 * 1024 * 1024 // len(empty))
+    answers: list[int] = []
+    before = time.monotonic()
+    sender = threading.Thread(
+        target=lambda: answers.append(post(receiver.endpoint, body, **{"Content-Encoding": "gzip"}))
+    )
+    sender.start()
+    assert post(receiver.endpoint, b"{}") == 200
+    sender.join()
+    assert answers == [413]
+    assert time.monotonic() - before < 30  # 400,000 members took hours.
+
+
+def test_a_span_with_a_list_for_a_name_is_part_of_its_trial(receiver: TraceReceiver) -> None:
+    expected = receiver.expect(TrialKey("run", "b", "list"), 1)
+    app = App(receiver.endpoint, f"00-{expected.trace_id}-{expected.root_id}-01")
+    odd = app.span("odd")
+    odd["attributes"] = [{"key": "gen_ai.operation.name", "value": {"arrayValue": {"values": [{"intValue": 1}]}}}]
+    app.send(odd)
+    assert expected.collected().spans == 1
+
+
+def test_floods_of_spans_are_counted_and_forgotten(receiver: TraceReceiver) -> None:
+    def spans(trace: str, first: int) -> dict[str, Any]:
+        made = [
+            {"traceId": trace, "spanId": f"{first + n:016x}", "name": "x", "startTimeUnixNano": "1"}
+            for n in range(2000)
+        ]
+        return {"resourceSpans": [{"scopeSpans": [{"spans": made}]}]}
+
+    unknown, surplus = receiver.counts.unknown, receiver.counts.surplus
+    for number in range(1, 4):
+        assert post(receiver.endpoint, spans(f"{number:032x}", 1)) == 200
+    assert receiver.counts.unknown == unknown + 6000
+    expected = receiver.expect(TrialKey("run", "b", "flood"), 1)
+    for number in range(7):
+        assert post(receiver.endpoint, spans(expected.trace_id, number * 2000 + 1)) == 200
+    assert receiver.counts.surplus > surplus
+    assert expected.collected().spans <= 10_000
