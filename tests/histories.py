@@ -281,7 +281,7 @@ class Screens:
             access = Access.create(port=1, user="me")
             bench = Workbench("unused", read_only=True)
             bench._children = {name: _Direct(store) for name in ("statistics", "search")}  # type: ignore[misc]
-            self.viewer = Viewer(store, bench, access, place="here", read_only=False)
+            self.viewer = Viewer(store, bench, access, store_name="here", read_only=False)
             self.app = make_app(self.viewer)
             self.cookie = f"{access.cookie}={access.sessions.open()}"
 

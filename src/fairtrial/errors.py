@@ -84,10 +84,10 @@ class DatasetError(DataError):
     """A dataset file or sample that cannot be used, and where it is."""
 
     def __init__(self, problem: str, *, path: Path | str | None = None, line: int | None = None) -> None:
-        place = "" if path is None else str(path)
+        location = "" if path is None else str(path)
         if line is not None:
-            place += f":{line}" if place else f"line {line}"
-        super().__init__(f"{place}: {problem}" if place else problem)
+            location += f":{line}" if location else f"line {line}"
+        super().__init__(f"{location}: {problem}" if location else problem)
         self.path = path
         self.line = line
         self.problem = problem

@@ -52,7 +52,7 @@ async def test_waiting_trials_let_others_run_and_never_too_many_run() -> None:
     assert most_running == 2
     assert most_waiting > 4
     assert workers == 0
-    assert slots._places.value == 2  # All places are free again.
+    assert slots._slots.value == 2  # All places are free again.
 
 
 async def test_the_number_of_trials_that_wait_without_a_slot_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

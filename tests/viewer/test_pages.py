@@ -37,7 +37,7 @@ def samples_of(text: str) -> list[str]:
 
 @pytest.mark.proves("R122")
 def test_every_route_is_behind_the_guard(viewed: Viewed) -> None:
-    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, place="", read_only=False)
+    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, store_name="", read_only=False)
     reviewer = open_session(viewed.server, "rev")
     paths, open_to_reviewers = [], []
     for route in routes(viewer):

@@ -54,7 +54,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
         totals["unfinished"] += run.status not in ("finished", "stopped")
         totals["results"] += counts.get(run.run_id, 0)
         totals["latest"] = moment(run.created_at)
-    address = _place(url)
+    address = _address(url)
     size = opened.size() if isinstance(opened, SqlStore) else None
     rows = list(suites.values())
     if json:
@@ -91,11 +91,11 @@ def migrate(store: options.Store = None, json: options.Json = False) -> int:
     _, url = options.settings_with(store)
     before, version = options.translate_open_errors(url, migrate_store)
     if json:
-        print_json({"format": "fairtrial.migrated/1", "store": _place(url), "version": version, "before": before})
+        print_json({"format": "fairtrial.migrated/1", "store": _address(url), "version": version, "before": before})
     elif before in (0, version):
-        note(f"{_place(url)} is up to date: schema {version}")
+        note(f"{_address(url)} is up to date: schema {version}")
     else:
-        note(f"{_place(url)} is up to date: schema {version} (it had {before})")
+        note(f"{_address(url)} is up to date: schema {version} (it had {before})")
     return 0
 
 
@@ -244,7 +244,7 @@ def backup(
     if json:
         print_json({"format": "fairtrial.backup/1", "file": str(file), "bytes": file.stat().st_size})
     else:
-        note(f"copied {_place(url)} to {file} ({_bytes(file.stat().st_size)})")
+        note(f"copied {_address(url)} to {file} ({_bytes(file.stat().st_size)})")
     return 0
 
 
@@ -363,7 +363,7 @@ def _prune_bodies(folder: Path, age: float) -> int:
     return anyio.run(ClaimCheck(folder).prune, age)
 
 
-def _place(url: str) -> str:
+def _address(url: str) -> str:
     from fairtrial.store.redact import current
 
     return current().text(url.removeprefix("sqlite:///"))

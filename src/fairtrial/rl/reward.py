@@ -50,13 +50,13 @@ def import_path(value: object, what: str) -> str:
 
 def load_object(where: str) -> Any:
     """Return the object that an import string of `import_path` names."""
-    place, _, name = where.rpartition(":")
-    value: Any = load_module(place)
+    location, _, name = where.rpartition(":")
+    value: Any = load_module(location)
     for step in name.split("."):
         try:
             value = getattr(value, step)
         except AttributeError:
-            raise ConfigurationError(f"there is no {name!r} in {place}: its code has changed since") from None
+            raise ConfigurationError(f"there is no {name!r} in {location}: its code has changed since") from None
     return value
 
 

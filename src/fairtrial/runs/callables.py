@@ -201,7 +201,7 @@ class _Walk:
             known = self._names[id(value)] = self._add(name, value, is_reference=True)
         return ["part", known]
 
-    def _place(self, thing: Any) -> str:
+    def _location(self, thing: Any) -> str:
         """Return where something is defined: by file, because the module of an executed file is `__main__`."""
         module = str(getattr(thing, "__module__", ""))
         file = getattr(sys.modules.get(module), "__file__", None)
@@ -227,13 +227,13 @@ class _Walk:
         if kind is float:
             return ["float", repr(value)]
         if isinstance(value, enum.Enum):
-            return ["enum", self._place(kind), value.name, self._value(value.value, path, name)]
+            return ["enum", self._location(kind), value.name, self._value(value.value, path, name)]
         if isinstance(value, bytes | bytearray):
             return self._bytes(bytes(value), name)
         if isinstance(value, dict | list | tuple | set | frozenset | deque | MappingProxyType | ChainMap):
             return self._container(value, path, name)
         if isinstance(value, FunctionType | type):
-            return self._refer(value, self._place(value))
+            return self._refer(value, self._location(value))
         if isinstance(value, PurePath):
             return ["path", self._text(str(value), path, name)]
         if isinstance(value, MethodType):
@@ -344,7 +344,7 @@ class _Walk:
 
     def _function(self, name: str, function: FunctionType) -> JSON:
         code = function.__code__
-        facts: dict[str, JSON] = {"function": self._place(function)}
+        facts: dict[str, JSON] = {"function": self._location(function)}
         if is_library(code.co_filename):
             self._package(str(function.__module__))
         else:
@@ -435,12 +435,12 @@ class _Walk:
     def _class(self, name: str, cls: type) -> JSON:
         if _is_library_type(cls):
             self._package(str(cls.__module__))
-            return ["class", self._place(cls)]
+            return ["class", self._location(cls)]
         file = getattr(sys.modules.get(str(cls.__module__)), "__file__", None)
         if file:
             self._found.files.add(file)
         facts: dict[str, JSON] = {
-            "class": self._place(cls),
+            "class": self._location(cls),
             "bases": [self._value(base, name) for base in cls.__bases__ if base is not object],
             "kind": self._value(type(cls), name),
             "types": [[key, _ADDRESS.sub("", str(kind))] for key, kind in get_annotations(cls).items()],

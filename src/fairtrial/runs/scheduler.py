@@ -26,7 +26,7 @@ SAME_ERRORS = 20
 """The number of trials with the same error, and none without, after which a run warns."""
 
 _LEAST_WAITING = 1_000  # Trials that may wait for spans at once, beside those that run.
-_WAITING_PER_PLACE = 20
+_WAITING_PER_SLOT = 20
 
 type Execute = Callable[[PlannedTrial], Awaitable[EvalResult]]
 
@@ -293,45 +293,45 @@ async def run_trials(
 
 
 class SharedSlots:
-    """The places of running trials: a trial that waits gives up its place, and a further worker takes it.
+    """The slots of running trials: a trial that waits gives up its slot, and a further worker takes it.
 
-    When it goes on, it queues for a place with the workers, which queue again after every trial; first come, first
+    When it goes on, it queues for a slot with the workers, which queue again after every trial; first come, first
     served. A worker that has become surplus by this ends after its trial.
     """
 
     def __init__(self, count: int, start_worker: Callable[[], object]) -> None:
-        self._places = anyio.Semaphore(count)
+        self._slots = anyio.Semaphore(count)
         self._start_worker = start_worker
         self._surplus = 0
-        self._most = max(_LEAST_WAITING, count * _WAITING_PER_PLACE)
+        self._most = max(_LEAST_WAITING, count * _WAITING_PER_SLOT)
 
     async def __aenter__(self) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         current_slot.set(self)
 
     async def __aexit__(self, *_: object) -> None:
-        self._places.release()
+        self._slots.release()
 
     def release(self) -> bool:
-        """Give up a place; False if too many trials wait already."""
+        """Give up a slot; False if too many trials wait already."""
         if self._surplus >= self._most:
             return False
         self._surplus += 1
-        self._places.release()
+        self._slots.release()
         self._start_worker()
         return True
 
     async def acquire(self) -> None:
-        """Take a place again."""
+        """Take a slot again."""
         with anyio.CancelScope(shield=True):  # A cancelled caller releases its slot too.
-            await self._places.acquire()
+            await self._slots.acquire()
 
     async def is_surplus(self) -> bool:
         """Let trials that queue go first; then return whether the worker that asks is to end."""
         if self._surplus:
             self._surplus -= 1
             return True
-        self._places.release()
+        self._slots.release()
         await self.acquire()
         return False
 

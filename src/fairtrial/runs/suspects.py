@@ -102,10 +102,10 @@ def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
                 return
             if answered.wait(_BLOCKED_SECONDS):
                 continue
-            place = _place_in(thread)
+            location = _location_in(thread)
             while not answered.wait(_PAUSE_SECONDS) and not over.is_set():
                 pass
-            if place is None:
+            if location is None:
                 continue
             now = time.monotonic()
             blocked += now - asked
@@ -117,7 +117,7 @@ def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
                     "`def`, which runs in a thread",
                     blocked,
                     now - began,
-                    place,
+                    location,
                     ", ".join(names),
                 )
                 return
@@ -129,7 +129,7 @@ def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
         over.set()
 
 
-def _place_in(thread: int) -> str | None:
+def _location_in(thread: int) -> str | None:
     """Return the innermost location of a thread in user code; None during an import, or where there is none.
 
     Many concurrent trials keep the event loop busy with our own work, for which no task is to blame.
@@ -229,9 +229,9 @@ class SuspectedTrials:
         alone, deaths = self._alone_before
         if trial.ordinal == alone and deaths >= _ALONE_DEATHS:
             return _failed(trial, "task_error", "the trial crashed its process, in which nothing else was executed")
-        place = (trial.key, trial.ordinal, trial.sample, trial.experiment)
+        arguments = (trial.key, trial.ordinal, trial.sample, trial.experiment)
         try:
-            result = await run_trial_in_child(rules, *place, attempt=trial.attempt)
+            result = await run_trial_in_child(rules, *arguments, attempt=trial.attempt)
             if result.outcome not in ("task_error", "scorer_error"):
                 return result
             # A child process lacks the resources of this process, so its error proves nothing about the trial.
@@ -246,7 +246,7 @@ class SuspectedTrials:
         async with self._alone:
             before = deaths if trial.ordinal == alone else 0
             await self._write(CrashNote(self._note.count, self._note.started, trial.ordinal, before))
-            result = await run_trial(rules, *place, attempt=trial.attempt)
+            result = await run_trial(rules, *arguments, attempt=trial.attempt)
             await self._write(CrashNote(self._note.count, self._note.started))
         return result
 

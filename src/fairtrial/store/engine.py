@@ -268,30 +268,30 @@ def _is_disk_full(error: DBAPIError) -> bool:
     return code in _DISK_FULL
 
 
-def prepare(engine: Engine, place: str, *, create: bool = True) -> int:
+def prepare(engine: Engine, address: str, *, create: bool = True) -> int:
     """Prepare a store for use and return the version of its schema.
 
     Creates the tables of a new store, unless it is read-only. An older store is presented with today's columns and can
     then be read; `migrate` upgrades it. Safe with concurrent processes.
     """
     with translated():
-        found = found_version(engine, place)
+        found = found_version(engine, address)
         if found == 0 and not create:
-            raise StoreError(f"{place} is not a Fairtrial store: it has no table `meta`")
+            raise StoreError(f"{address} is not a Fairtrial store: it has no table `meta`")
         if found == 0:
-            migrate(engine, place)
+            migrate(engine, address)
             found = schema.VERSION
         elif found < schema.VERSION:
             _show_as_current(engine, found)
         return found
 
 
-def migrate(engine: Engine, place: str) -> int:
+def migrate(engine: Engine, address: str) -> int:
     """Create the tables, or upgrade an older store; returns the version it had."""
     with translated(), engine.execution_options(**{WRITE: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
-        found = _version(connection, place)
+        found = _version(connection, address)
         if found == 0:
             schema.metadata.create_all(connection, checkfirst=False)
         else:
@@ -343,30 +343,30 @@ def _added_since(found: int) -> Iterator[Table | Column[Any]]:
         yield from schema.ADDED[version]
 
 
-def found_version(engine: Engine, place: str) -> int:
+def found_version(engine: Engine, address: str) -> int:
     """Return the version of a store's schema; 0 if it has no tables of ours yet."""
     with engine.begin() as connection:
-        return _version(connection, place)
+        return _version(connection, address)
 
 
-def _version(connection: Connection, place: str) -> int:
+def _version(connection: Connection, address: str) -> int:
     tables = set(inspect(connection).get_table_names())
     if schema.meta.name not in tables:
         taken = tables & set(schema.metadata.tables)
         if taken:
-            raise StoreError(f"{place} has tables of other programs with the names {', '.join(sorted(taken))}")
+            raise StoreError(f"{address} has tables of other programs with the names {', '.join(sorted(taken))}")
         return 0
     found = connection.execute(select(schema.meta.c.value).where(schema.meta.c.name == "schema")).scalar()
     if not isinstance(found, str) or not found.isdecimal() or len(found) > 9:
-        raise StoreError(f"{place} has a table `meta` that is not of a Fairtrial store")
+        raise StoreError(f"{address} has a table `meta` that is not of a Fairtrial store")
     if int(found) > schema.VERSION:
         raise StoreVersionError(
-            f"{place} was written by a newer Fairtrial: it has schema {found}, this version supports up to "
+            f"{address} was written by a newer Fairtrial: it has schema {found}, this version supports up to "
             f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
         )
     if int(found) + 1 < min(schema.ADDED, default=schema.VERSION + 1):
         raise StoreVersionError(
-            f"{place} was written before the first release of Fairtrial: it has schema {found}, which cannot be read. "
-            "Open another store."
+            f"{address} was written before the first release of Fairtrial: it has schema {found}, which cannot be "
+            "read. Open another store."
         )
     return int(found)

@@ -53,12 +53,12 @@ def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
         return VERSION, VERSION
     database = _database(where)
     if isinstance(database, Path):
-        engine, place = engines.sqlite_engine(database), str(database)
+        engine, address = engines.sqlite_engine(database), str(database)
     else:
         engine = engines.postgres_engine(database)
-        place = engine.url.render_as_string(hide_password=True)
+        address = engine.url.render_as_string(hide_password=True)
     try:
-        return engines.migrate(engine, place), VERSION
+        return engines.migrate(engine, address), VERSION
     finally:
         engine.dispose()
 

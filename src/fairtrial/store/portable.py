@@ -72,23 +72,23 @@ def open_saved(path: Path | str) -> RunStore:
     return SqlStore.sqlite(path, read_only=True)
 
 
-def only_run(store: RunStore, place: str, argument: str) -> RunRecord:
+def only_run(store: RunStore, address: str, argument: str) -> RunRecord:
     """Return the only run of a store; with several, raise an error with their names.
 
     Args:
         store: The store.
-        place: What errors call it.
+        address: What errors call it.
         argument: What stands for it in Python code.
     """
     runs = store.runs()
     if len(runs) == 1:
         return runs[0]
     if not runs:
-        raise StoreError(f"{place} contains no runs")
+        raise StoreError(f"{address} contains no runs")
     names = [run.name for run in runs]
     shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     raise StoreError(
-        f"{place} does not contain exactly one run: it has {shown}\n"
+        f"{address} does not contain exactly one run: it has {shown}\n"
         f"name one, as in EvalReport.load({argument}, {names[0]!r})"
     )
 

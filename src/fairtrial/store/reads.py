@@ -80,25 +80,25 @@ _TOO_LONG = "[]"  # Instead of metadata that is too long for a preview.
 class SqlReads(RunStore):
     """The reading operations of an SQL store."""
 
-    def __init__(self, engine: Engine, place: str) -> None:
+    def __init__(self, engine: Engine, address: str) -> None:
         self._engine = engine
-        self._place = place
+        self._address = address
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._place}>"
+        return f"<{type(self).__name__} {self._address}>"
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
         if self._closed:
-            raise StoreError(f"the store {self._place} is closed")
+            raise StoreError(f"the store {self._address} is closed")
         with translated(), self._engine.begin() as connection:
             yield connection
 
     def _find(self, connection: Connection, run_id: str) -> tuple[int, RunRecord]:
         found = connection.execute(select(runs).where(runs.c.run_id == escape_text(run_id))).mappings().first()
         if found is None:
-            raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+            raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
         return found["id"], read_run(dict(found))
 
     def _run(self, run_id: str) -> tuple[int, RunRecord]:
@@ -353,7 +353,7 @@ class SqlReads(RunStore):
     @property
     def identity(self) -> str:
         """The address of the store, without a password."""
-        return self._place
+        return self._address
 
     def progress(self, run_id: str) -> StoredProgress:
         """Return how far a run is, in a fraction of the time that `totals` takes."""
@@ -425,7 +425,7 @@ class SqlReads(RunStore):
         with self._read() as connection:
             data = connection.execute(select(blobs.c.data).where(blobs.c.sha256 == sha256)).scalar()
         if data is None:
-            raise StoreError(f"the store {self._place} has no blob {sha256}")
+            raise StoreError(f"the store {self._address} has no blob {sha256}")
         return decompress(data)
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:

@@ -90,8 +90,8 @@ _OWNED = _RUN_STATE.with_for_update(read=True, of=runs)
 class SqlStore(SqlReads):
     """A store in a database. Open one with `open_store`."""
 
-    def __init__(self, engine: Any, place: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(engine, place)
+    def __init__(self, engine: Any, address: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(engine, address)
         self._version = version
         self._writing = engine.execution_options(**{WRITE: True, SHORT_WRITE: True})
         self._writer = writer = BatchWriter(engine.dialect.name)
@@ -118,23 +118,23 @@ class SqlStore(SqlReads):
         return cls._opened(engine, engine.url.set(drivername="postgresql").render_as_string(hide_password=True), False)
 
     @classmethod
-    def beside_queue(cls, connect: Callable[[], Any], place: str) -> SqlStore:
+    def beside_queue(cls, connect: Callable[[], Any], address: str) -> SqlStore:
         """Open the store that shares the PostgreSQL database of a queue; raises `StoreError` if there is none.
 
         Args:
             connect: Opens a connection of psycopg to the database.
-            place: The address, for messages.
+            address: The address of the database, for messages.
         """
-        return cls._opened(postgres_engine_from(connect), place, True)
+        return cls._opened(postgres_engine_from(connect), address, True)
 
     @classmethod
-    def _opened(cls, engine: Any, place: str, read_only: bool) -> SqlStore:
+    def _opened(cls, engine: Any, address: str, read_only: bool) -> SqlStore:
         try:
-            version = prepare(engine, place, create=not read_only)
+            version = prepare(engine, address, create=not read_only)
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, place, version=version)
+        return cls(engine, address, version=version)
 
     def close(self) -> None:
         """Close files and connections; a closed store raises `StoreError` when it is used."""
@@ -144,11 +144,11 @@ class SqlStore(SqlReads):
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         if self._closed:
-            raise StoreError(f"the store {self._place} is closed")
+            raise StoreError(f"the store {self._address} is closed")
         if self._version != VERSION:
             raise StoreVersionError(
-                f"{self._place} has schema {self._version} and can only be read; this Fairtrial writes schema "
-                f"{VERSION}. Upgrade it once with: fairtrial store migrate --store {self._place}"
+                f"{self._address} has schema {self._version} and can only be read; this Fairtrial writes schema "
+                f"{VERSION}. Upgrade it once with: fairtrial store migrate --store {self._address}"
             )
         self._check_file()
         with translated(), self._writing.begin() as connection:
@@ -205,7 +205,7 @@ class SqlStore(SqlReads):
                 # Serializes the assignment of numbers; SQLite's writers are serialized anyway.
                 connection.execute(text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
             if connection.execute(select(runs.c.id).where(runs.c.run_id == values["run_id"])).first():
-                raise StoreError(f"the store {self._place} already has a run {run.run_id}")
+                raise StoreError(f"the store {self._address} already has a run {run.run_id}")
             last = connection.execute(select(func.max(runs.c.number)).where(runs.c.suite == values["suite"])).scalar()
             check_latest(run, last or 0, latest)
             number = max((last or 0) + 1, run.number)
@@ -260,7 +260,7 @@ class SqlStore(SqlReads):
                 .with_for_update()
             ).first()
             if found is None:
-                raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+                raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
             check_epoch(run_id, found.epoch, epoch)
             if notes is not None:
                 values["notes"] = mapping_json(decode(dict[str, Any], found.notes) | dict(notes), current())
@@ -282,7 +282,7 @@ class SqlStore(SqlReads):
         with self._read() as connection:
             found = connection.execute(query.where(runs.c.run_id == escape_text(run_id))).first()
         if found is None:
-            raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+            raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
         owner = RunOwner(*found)
         return owner if self._engine.dialect.name == "postgresql" else owner._replace(age_seconds=None)
 
@@ -322,7 +322,7 @@ class SqlStore(SqlReads):
                 select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
             ).first()
             if found is None:
-                raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+                raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
             connection.execute(delete(labels).where(labels.c.run == found.id))
             connection.execute(delete(runs).where(runs.c.id == found.id))
             used = connection.execute(select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first()
@@ -423,7 +423,7 @@ class SqlStore(SqlReads):
         found = connection.execute(_SHARED if epoch is None else _OWNED, {"number": number}).first()
         if found is None:
             self._plans.pop(run_id, None)
-            raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._place}")
+            raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._address}")
         check_epoch(run_id, found.epoch, epoch)
         return found.dataset, found.owner == number, found.finished_at is not None
 

@@ -31,39 +31,39 @@ def load_suite(where: str) -> EvalSuite:
         ConfigurationError: there is no such file or module, its import fails, or it has several suites and none is
             named.
     """
-    place, _, name = where.partition(":") if not _is_drive(where) else (where, "", "")
-    module = load_module(place)
+    location, _, name = where.partition(":") if not _is_drive(where) else (where, "", "")
+    module = load_module(location)
     if name:
-        return _named(module, place, name)
+        return _named(module, location, name)
     found = {known: value for known, value in vars(module).items() if isinstance(value, EvalSuite)}
     distinct = {id(suite): suite for suite in found.values()}
     if len(distinct) == 1:
         return next(iter(distinct.values()))
     if not distinct:
         raise ConfigurationError(
-            f"{place} must define an EvalSuite at the top level, as in `suite = EvalSuite(...)` (it has none)"
+            f"{location} must define an EvalSuite at the top level, as in `suite = EvalSuite(...)` (it has none)"
         )
-    shown = ", ".join(f"{place}:{known}" for known in found if not known.startswith("_")) or ", ".join(found)
-    raise ConfigurationError(f"{place} has {len(distinct)} suites; name one of them: {shown}")
+    shown = ", ".join(f"{location}:{known}" for known in found if not known.startswith("_")) or ", ".join(found)
+    raise ConfigurationError(f"{location} has {len(distinct)} suites; name one of them: {shown}")
 
 
-def load_module(place: str) -> ModuleType:
+def load_module(location: str) -> ModuleType:
     """Import the module of a suite, by its path or by its dotted name.
 
     Raises:
         ConfigurationError: there is no such module, or its import fails.
     """
-    if not place:
+    if not location:
         raise ConfigurationError("name a suite: path/to/file.py or package.module, with :name if it has several")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)  # As `python -m` does, so that a project that is not installed can be imported.
-    folder = Path(place).is_dir() and not Path(place, "__init__.py").is_file()
+    folder = Path(location).is_dir() and not Path(location, "__init__.py").is_file()
     with _LoadedFiles() as loaded:
-        if place.endswith(".py") or os.sep in place or folder:
-            module = _from_file(place, loaded)
+        if location.endswith(".py") or os.sep in location or folder:
+            module = _from_file(location, loaded)
         else:
-            module = _imported(place, place)
+            module = _imported(location, location)
     changed = loaded.changed(project_files(module.__file__ or ""))
     if changed:
         loaded.forget()
@@ -126,7 +126,7 @@ def _is_drive(where: str) -> bool:
     return len(where) > 2 and where[1] == ":" and where[2] in "\\/"
 
 
-def _named(module: ModuleType, place: str, name: str) -> EvalSuite:
+def _named(module: ModuleType, location: str, name: str) -> EvalSuite:
     value: object = module
     for step in name.split("."):
         try:
@@ -134,9 +134,9 @@ def _named(module: ModuleType, place: str, name: str) -> EvalSuite:
         except AttributeError:
             known = [other for other, thing in vars(module).items() if isinstance(thing, EvalSuite)]
             hint = f"; its suites are: {', '.join(known)}" if known else ", nor any other EvalSuite"
-            raise ConfigurationError(f"there is no {name!r} in {place}{hint}") from None
+            raise ConfigurationError(f"there is no {name!r} in {location}{hint}") from None
     if not isinstance(value, EvalSuite):
-        raise ConfigurationError(f"{place}:{name} must be an EvalSuite (got {type(value).__name__})")
+        raise ConfigurationError(f"{location}:{name} must be an EvalSuite (got {type(value).__name__})")
     return value
 
 
@@ -146,18 +146,18 @@ def _python_files(folder: Path) -> list[str]:
     return sorted(found, key=lambda file: ("eval" not in Path(file).name, file))
 
 
-def _from_file(place: str, recorded: _LoadedFiles) -> ModuleType:
-    path = Path(place)
+def _from_file(location: str, recorded: _LoadedFiles) -> ModuleType:
+    path = Path(location)
     if path.is_dir():
         files = _python_files(path)
         example = f", as in {files[0]}" if files else ""
-        raise ConfigurationError(f"{place} is a folder: name the file of the suite in it{example}")
+        raise ConfigurationError(f"{location} is a folder: name the file of the suite in it{example}")
     if not path.is_file():
         files = _python_files(path.parent)
-        near = difflib.get_close_matches(place, files, 1, 0.7)
+        near = difflib.get_close_matches(location, files, 1, 0.7)
         hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(files[:4])}" if files else ""
         raise ConfigurationError(
-            f"there is no file {place} (looked from the folder {Path.cwd().name!r})" + (f"; {hint}" if hint else "")
+            f"there is no file {location} (looked from the folder {Path.cwd().name!r})" + (f"; {hint}" if hint else "")
         )
     path = path.resolve()
     root, name = _import_name(path)
@@ -167,9 +167,9 @@ def _from_file(place: str, recorded: _LoadedFiles) -> ModuleType:
     if loaded is not None:
         return loaded
     if "." in name:
-        return _imported(name, place)
+        return _imported(name, location)
     recorded.record(str(path))
-    return _executed(path, name, place)
+    return _executed(path, name, location)
 
 
 def _import_name(path: Path) -> tuple[Path, str]:
@@ -191,7 +191,7 @@ def _loaded_from(path: Path) -> ModuleType | None:
     return None
 
 
-def _executed(path: Path, name: str, place: str) -> ModuleType:
+def _executed(path: Path, name: str, location: str) -> ModuleType:
     if name in sys.modules or not name.isidentifier() or name in sys.stdlib_module_names:
         # A file called json.py must not replace the standard module `json`.
         name = "fairtrial_suite_" + re.sub(r"\W", "_", path.stem)
@@ -206,28 +206,28 @@ def _executed(path: Path, name: str, place: str) -> ModuleType:
         del sys.modules[name]
         if not isinstance(error, Exception | SystemExit):
             raise
-        raise _failed(place, error) from error
+        raise _failed(location, error) from error
     return module
 
 
-def _imported(name: str, place: str) -> ModuleType:
+def _imported(name: str, location: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing and (name == missing or name.startswith(f"{missing}.")):
             raise ConfigurationError(
-                f"there is no module {missing} (from {place}): give the path of a .py file, or a dotted name that can "
-                "be imported from this folder"
+                f"there is no module {missing} (from {location}): give the path of a .py file, or a dotted name that "
+                "can be imported from this folder"
             ) from None
-        raise _failed(place, error) from error
+        raise _failed(location, error) from error
     except (Exception, SystemExit) as error:
-        raise _failed(place, error) from error
+        raise _failed(location, error) from error
 
 
-def _failed(place: str, error: BaseException) -> ConfigurationError:
+def _failed(location: str, error: BaseException) -> ConfigurationError:
     message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return ConfigurationError(f"importing {place} failed at {_where(error)}: {message}")
+    return ConfigurationError(f"importing {location} failed at {_where(error)}: {message}")
 
 
 def _where(error: BaseException) -> str:

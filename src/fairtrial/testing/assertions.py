@@ -38,8 +38,8 @@ class SharedRuns:
 
     def find(self, suite: EvalSuite, samples: int | None, store: object, names: Sequence[str]) -> EvalReport | None:
         """Return a finished run of the suite with all of these experiments; None if there is none."""
-        for known, size, place, report in self._runs:
-            if known is suite and (size, place) == (samples, store) and set(names) <= set(report.experiments):
+        for known, size, address, report in self._runs:
+            if known is suite and (size, address) == (samples, store) and set(names) <= set(report.experiments):
                 return report
         return None
 
@@ -122,16 +122,16 @@ def assert_eval(
     session = _session.get()
     settings = session.settings if session is not None else SessionSettings()
     limits = [number for number in (suite.config.max_samples, max_samples, settings.max_samples) if number is not None]
-    samples, place = min(limits, default=None), store or settings.store or "memory:"
+    samples, address = min(limits, default=None), store or settings.store or "memory:"
     shared = SharedRuns() if session is None or fresh else session.runs
     every = tuple(one.name for one in suite.experiments)
     if experiment is None:
-        report = _run(suite, samples, place, every, shared)
+        report = _run(suite, samples, address, every, shared)
         parts = {name: report[name] for name in report.experiments}
     else:
         asked = dict.fromkeys((experiment, baseline) if isinstance(baseline, str) else (experiment,))
-        parts = _parts(suite, samples, place, tuple(asked), shared)
-        report = _run(suite, samples, place, (experiment,), shared)
+        parts = _parts(suite, samples, address, tuple(asked), shared)
+        report = _run(suite, samples, address, (experiment,), shared)
     against = parts[baseline] if isinstance(baseline, str) else baseline
     names = [experiment] if experiment is not None else [name for name in report.experiments if name != baseline]
     problems = []

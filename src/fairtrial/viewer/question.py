@@ -36,7 +36,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowCursor:
     """A row of a sorted table: the number it is sorted by (None: it has none) and its ordinal."""
 
     key: float | None
@@ -70,8 +70,8 @@ class Question:
     sort: str = "ordinal"
     descending: bool = False
     text: str = ""
-    after: Place | None = None
-    before: Place | None = None
+    after: RowCursor | None = None
+    before: RowCursor | None = None
     scan_from: int = 0
 
     @property
@@ -159,8 +159,8 @@ def _read(question: Question, name: str, value: str) -> Question:
         case "q":
             return replace(question, text=value.strip()[:500])
         case "after" | "before":
-            place = _place(name, value)
-            return replace(question, after=place) if name == "after" else replace(question, before=place)
+            cursor = _cursor(name, value)
+            return replace(question, after=cursor) if name == "after" else replace(question, before=cursor)
         case "from":
             if not value.isdecimal() or len(value) > 12:
                 raise ValueError(f"from must be a whole number (got {value!r})")
@@ -200,11 +200,11 @@ def _float(name: str, text: str) -> float:
     return number
 
 
-def _place(name: str, value: str) -> Place:
+def _cursor(name: str, value: str) -> RowCursor:
     found = _PLACE.fullmatch(value)
     if found is None:
-        raise ValueError(f"{name} must be a place in the table (got {value!r})")
-    return Place(_float(name, found["key"]) if found["key"] else None, int(found["ordinal"]))
+        raise ValueError(f"{name} must be a row of the table (got {value!r})")
+    return RowCursor(_float(name, found["key"]) if found["key"] else None, int(found["ordinal"]))
 
 
 def _number(value: float | None) -> str:

@@ -159,15 +159,15 @@ class ViewServer:
             token=options.token or kept.token,
             folder=folder,
         )
-        place = database.name if isinstance(database, Path) else "PostgreSQL"
+        name = database.name if isinstance(database, Path) else "PostgreSQL"
         self.store: RunStore = open_viewed(options.store, read_only=options.read_only)
-        self._store_name = place
+        self._store_name = name
         self._server: _Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, run: str = "") -> str:
         """Return the address to open first; it asks for the token."""
-        return self._place(segment(run) if run else "")
+        return self._link(segment(run) if run else "")
 
     def invitation(self, run: str = "") -> str:
         """Return an address that opens a session once, within a minute."""
@@ -178,12 +178,12 @@ class ViewServer:
         return {name: self._login(token) for name, token in self.access.reviewers.items()}
 
     def _login(self, token: str, **more: str) -> str:
-        return self._place(f"login?{urlencode({'token': token, **more})}")
+        return self._link(f"login?{urlencode({'token': token, **more})}")
 
-    def _place(self, path: str) -> str:
+    def _link(self, path: str) -> str:
         host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host  # noqa: S104
-        place = f"http://{host}:{self.port}" if self.port is not None else "http://localhost:PORT"
-        return f"{place}/{self.access.prefix}/{path}"
+        base = f"http://{host}:{self.port}" if self.port is not None else "http://localhost:PORT"
+        return f"{base}/{self.access.prefix}/{path}"
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C or `stop`."""
@@ -197,7 +197,9 @@ class ViewServer:
 
     async def _serve(self, started: Callable[[], None]) -> None:
         workbench = Workbench(self._options.store, read_only=self._options.read_only)
-        viewer = Viewer(self.store, workbench, self.access, place=self._store_name, read_only=self._options.read_only)
+        viewer = Viewer(
+            self.store, workbench, self.access, store_name=self._store_name, read_only=self._options.read_only
+        )
         config = uvicorn.Config(
             make_app(viewer), http=ViewConnection, loop="asyncio", ws="none", lifespan="off", access_log=False,
             log_level="warning", server_header=False, date_header=False, proxy_headers=False,
@@ -296,8 +298,8 @@ def _listen_on_path(path: Path) -> socket.socket:
 
 def _private_folder(url: str) -> Path | None:
     """Return the folder of this user for what the viewer of a database on a server keeps; None if there is none."""
-    place = make_url(url).set(password=None).render_as_string()
-    folder = cache_folder() / "view" / hashlib.sha256(place.encode()).hexdigest()[:16]
+    address = make_url(url).set(password=None).render_as_string()
+    folder = cache_folder() / "view" / hashlib.sha256(address.encode()).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:

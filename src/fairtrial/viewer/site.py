@@ -114,7 +114,7 @@ def _pages(
     def render(template: str, depth: int, **values: Any) -> str:
         links = SiteLinks(depth, pages)
         text = environment.get_template(template).render(
-            links=links, scripts=(), place=run.suite, policy=POLICY, run=run, **values
+            links=links, scripts=(), store_name=run.suite, policy=POLICY, run=run, **values
         )
         return text.encode("utf-8", "replace").decode("utf-8")
 

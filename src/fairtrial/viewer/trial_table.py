@@ -16,7 +16,7 @@ from fairtrial.reports.render.safe_text import value_text
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.rows import OUTCOMES
-from fairtrial.viewer.question import PAGE, STATES, Place, Question
+from fairtrial.viewer.question import PAGE, STATES, Question, RowCursor
 
 BUILT_HERE = 20_000
 """Largest run whose columns the server builds itself; larger ones are built in a child process."""
@@ -117,8 +117,8 @@ class TablePage:
     """The rows of one page; `next` and `previous` are where the pages beside it begin."""
 
     ordinals: tuple[int, ...]
-    next: Place | None
-    previous: Place | None
+    next: RowCursor | None
+    previous: RowCursor | None
 
 
 def count_trials(columns: TrialColumns, question: Question) -> TableCounts:
@@ -157,10 +157,10 @@ def neighbours(columns: TrialColumns, question: Question, ordinal: int) -> tuple
         return None, None
     known = question.sort in columns.columns
     key = float(columns.at(question.sort, np.array([ordinal]))[0]) if known else np.nan
-    place = Place(None if np.isnan(key) else key, ordinal)
+    cursor = RowCursor(None if np.isnan(key) else key, ordinal)
     here = question.first_page
-    before = find_page(columns, replace(here, before=place), limit=1).ordinals
-    after = find_page(columns, replace(here, after=place), limit=1).ordinals
+    before = find_page(columns, replace(here, before=cursor), limit=1).ordinals
+    after = find_page(columns, replace(here, after=cursor), limit=1).ordinals
     return (before[-1] if before else None), (after[0] if after else None)
 
 
@@ -277,7 +277,7 @@ class _Sorter:
 
     def __init__(self, columns: TrialColumns, question: Question, limit: int) -> None:
         self._backwards = question.before is not None and question.after is None
-        self._place = question.before if self._backwards else question.after
+        self._cursor = question.before if self._backwards else question.after
         self._limit = limit
         self._columns = columns
         known = question.sort in columns.columns  # What no trial has is no column, and sorts nothing.
@@ -298,7 +298,7 @@ class _Sorter:
     def starts(self) -> Iterator[tuple[int, int]]:
         """Yield the blocks to look at: in the order of the plan from the place on, forwards or backwards."""
         size, extent = (_NEAR, self._columns.extent) if self._in_plan_order else (_BLOCK, self._columns.extent)
-        at = 0 if self._place is None else min(self._place.ordinal, extent)
+        at = 0 if self._cursor is None else min(self._cursor.ordinal, extent)
         if not self._in_plan_order:
             at = 0
         if self._backwards and self._in_plan_order:
@@ -323,12 +323,12 @@ class _Sorter:
         else:
             keys = np.asarray(self._columns.at(self._sort, ordinals), dtype=np.float64) * self._sign
             keys[np.isnan(keys)] = np.inf  # Without a value: last in both directions.
-        if self._place is not None:
-            own = self._own_key(self._place)
+        if self._cursor is not None:
+            own = self._own_key(self._cursor)
             if self._backwards:
-                kept = (keys < own) | ((keys == own) & (ordinals < self._place.ordinal))
+                kept = (keys < own) | ((keys == own) & (ordinals < self._cursor.ordinal))
             else:
-                kept = (keys > own) | ((keys == own) & (ordinals > self._place.ordinal))
+                kept = (keys > own) | ((keys == own) & (ordinals > self._cursor.ordinal))
             keys, ordinals = keys[kept], ordinals[kept]
         keys, ordinals = _nearest(keys, ordinals, self._limit + 1, self._backwards)
         self._keys.append(keys)
@@ -336,14 +336,14 @@ class _Sorter:
 
     def page(self) -> TablePage:
         """Return the rows."""
-        places, more_before, more_after = self._found()
+        cursors, more_before, more_after = self._found()
         return TablePage(
-            tuple(place.ordinal for place in places),
-            places[-1] if places and more_after else None,
-            places[0] if places and more_before else None,
+            tuple(cursor.ordinal for cursor in cursors),
+            cursors[-1] if cursors and more_after else None,
+            cursors[0] if cursors and more_before else None,
         )
 
-    def _found(self) -> tuple[list[Place], bool, bool]:
+    def _found(self) -> tuple[list[RowCursor], bool, bool]:
         """Return the rows, and whether there are others before and after them."""
         if not self._keys:
             return [], False, False
@@ -351,15 +351,15 @@ class _Sorter:
         order = np.lexsort((ordinals, keys))
         more = order.size > self._limit
         order = order[-self._limit :] if self._backwards else order[: self._limit]
-        places = [Place(self._shown_key(keys[at]), int(ordinals[at])) for at in order]
+        cursors = [RowCursor(self._shown_key(keys[at]), int(ordinals[at])) for at in order]
         if self._backwards:
-            return places, more, True
-        return places, self._place is not None, more
+            return cursors, more, True
+        return cursors, self._cursor is not None, more
 
-    def _own_key(self, place: Place) -> float:
+    def _own_key(self, cursor: RowCursor) -> float:
         if self._sort == "ordinal":
-            return place.ordinal * self._sign
-        return np.inf if place.key is None else place.key * self._sign
+            return cursor.ordinal * self._sign
+        return np.inf if cursor.key is None else cursor.key * self._sign
 
     def _shown_key(self, key: float) -> float | None:
         return None if np.isinf(key) or self._sort == "ordinal" else float(key * self._sign)

@@ -371,19 +371,19 @@ class EvalReport(RunReport, Generic[OutputT]):  # noqa: UP046 - they have defaul
             return cls._load(store, run, "the store", "store")
         database = find_database(str(store)) if "://" in str(store) else Path(store)
         if isinstance(database, Path):
-            opened, place, argument = open_saved(database), str(store), repr(str(store))
+            opened, source, argument = open_saved(database), str(store), repr(str(store))
         else:  # The URL of a server is not repeated: it may contain a password.
-            opened, place, argument = open_store(database), "the store", "url"
+            opened, source, argument = open_store(database), "the store", "url"
         try:
-            return cls._load(opened, run, place, argument)
+            return cls._load(opened, run, source, argument)
         except FairtrialError:
             opened.close()
             raise
 
     @classmethod
-    def _load(cls, store: RunStore, run: str | None, place: str, argument: str) -> EvalReport:
+    def _load(cls, store: RunStore, run: str | None, source: str, argument: str) -> EvalReport:
         if run is None:
-            return cls(store, only_run(store, place, argument))
+            return cls(store, only_run(store, source, argument))
         named = find_run(store, run)
         if named.experiment is not None:
             name = name_of(named.run)

@@ -165,11 +165,13 @@ class PageNotFoundError(Exception):
 class Viewer:
     """The state of one server."""
 
-    def __init__(self, store: RunStore, workbench: Workbench, access: Access, *, place: str, read_only: bool) -> None:
+    def __init__(
+        self, store: RunStore, workbench: Workbench, access: Access, *, store_name: str, read_only: bool
+    ) -> None:
         self.store = store
         self.workbench = workbench
         self.access = access
-        self.place = place
+        self.store_name = store_name
         self.read_only = read_only
         self.streams = LiveStreams()
         self.static = static_files()
@@ -267,7 +269,7 @@ class Viewer:
 
     def render_text(self, template: str, **values: Any) -> str:
         """Return the text of a page."""
-        page = self._environment.get_template(template).render(place=self.place, policy="", **values)
+        page = self._environment.get_template(template).render(store_name=self.store_name, policy="", **values)
         return page.encode("utf-8", "replace").decode("utf-8")
 
 
