@@ -57,7 +57,7 @@ async def test_waiting_trials_let_others_run_and_never_too_many_run() -> None:
 
 async def test_the_number_of_trials_that_wait_without_a_slot_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_LEAST_WAITING", 1)
-    monkeypatch.setattr(scheduler, "_WAITING_PER_PLACE", 3)
+    monkeypatch.setattr(scheduler, "_WAITING_PER_SLOT", 3)
     started: list[int] = []
     slots = SharedSlots(2, lambda: started.append(1))
     assert [slots.release() for _ in range(8)] == [True] * 6 + [False] * 2
