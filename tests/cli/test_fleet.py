@@ -181,7 +181,7 @@ asyncio.run(work())
     assert subprocess.run([sys.executable, "-c", script], env=environment(), check=False, timeout=60).returncode == 9
     (seen,) = cli("fleet", "doubles", "--json").json["suites"]
     assert [worker["state"] for worker in seen["workers"]] == ["alive"]
-    monkeypatch.setattr("fairtrial.mailbox.redis.mailbox._UNANNOUNCED_SECONDS", 0.0)
+    monkeypatch.setattr("fairtrial.mailbox.server._UNANNOUNCED_SECONDS", 0.0)
     (seen,) = cli("fleet", "doubles", "--json").json["suites"]
     assert [(worker["state"], worker["in_flight"]) for worker in seen["workers"]] == [("lost", 1)]
     suite, worker = (cli("fleet", "doubles").out.splitlines()[line].split() for line in (1, 4))

@@ -32,7 +32,8 @@ def run(session):
 """
 
 SCORING = """
-from fairtrial import *
+from fairtrial.data.session import PromptExecuted
+from fairtrial.scoring import *
 from fairtrial.base.codec import dumps
 
 SCORERS = [

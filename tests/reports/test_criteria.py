@@ -22,7 +22,7 @@ from fairtrial import ConfigurationError, Dataset, FairtrialError, Metric, compa
 from fairtrial.cli.command_failures import why
 from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.reports import EvalReport, ExperimentReport, group_by, summarize
-from fairtrial.reports import report as report_module
+from fairtrial.reports.report import report as report_module
 from fairtrial.scoring import Score, all_of, contains, exact_match
 from fairtrial.stats import mean_interval
 from fairtrial.suites import EvalSuite, evaluate_sync

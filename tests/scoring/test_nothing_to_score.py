@@ -198,13 +198,7 @@ def public_evaluators() -> Iterator[str]:
             said = str(value.__annotations__.get("return"))
             made = vars(importlib.import_module(value.__module__)).get(said)
             is_scorer = isinstance(made, type) and issubclass(made, Scorer | Score)
-            if (
-                is_scorer
-                or "Evaluator" in said
-                or said.endswith("Score]")
-                or marks_of(value) != Marks()
-                or name == "adapt"
-            ):
+            if is_scorer or "Evaluator" in said or "Score]" in said or marks_of(value) != Marks() or name == "adapt":
                 yield name
 
 

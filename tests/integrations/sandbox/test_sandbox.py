@@ -144,7 +144,7 @@ async def test_a_closed_sandbox_and_one_whose_first_process_was_killed_say_so() 
 
 
 async def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="must be bwrap, docker, podman"):
+    with pytest.raises(ConfigurationError, match="must be one of bwrap, docker, inspect, podman, unsafe-local"):
         Sandbox("chroot")
     with pytest.raises(ConfigurationError, match="positive and finite"):
         SandboxLimits(memory=0)

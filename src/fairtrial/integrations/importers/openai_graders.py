@@ -353,7 +353,10 @@ def _imports(graders: Sequence[Grader], used: set[str]) -> list[ast.stmt]:
     judges = {str(grader.evaluator) for grader in graders if grader.judge}
     made: list[ast.stmt] = fill("import json") if "text" in used else []
     made += fill("from pathlib import Path")
-    made.append(_import("fairtrial", sorted(needed, key=lambda name: (name.islower(), name))))
+    top = needed - {"fuzzy_match"}
+    made.append(_import("fairtrial", sorted(top, key=lambda name: (name.islower(), name))))
+    if top != needed:
+        made += fill("from fairtrial.scoring import fuzzy_match")
     if judges:
         made += [
             _import("fairtrial.models.judges", sorted(judges)),
