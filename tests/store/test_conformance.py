@@ -16,7 +16,7 @@ import pytest
 from fairtrial import Metric, Sample, Score, TokenUsage
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
-from fairtrial.store import Label, RunStore
+from fairtrial.store import Label, RunRecord, RunStore
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import ScoreRow
 from fairtrial.store.records import preview_text
@@ -175,8 +175,7 @@ class TestRuns:
 
 
 class TestResults:
-    def test_a_result_comes_back_with_everything(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_result_comes_back_with_everything(self, store: RunStore, run: RunRecord) -> None:
         given = rich_result(run, 5)
         assert store.commit("r1", [given], samples([1])) == (1, 0, (), ())
         [found] = store.results("r1")
@@ -191,14 +190,12 @@ class TestResults:
         assert found.trajectory.messages == ()
 
     @pytest.mark.parametrize("outcome", ["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"])
-    def test_every_outcome_comes_back(self, store: RunStore, outcome: Outcome) -> None:
-        run = store.create_run(run_record())
+    def test_every_outcome_comes_back(self, store: RunStore, outcome: Outcome, run: RunRecord) -> None:
         given = result(run, 3, outcome)
         store.commit("r1", [given], samples([0]))
         assert list(store.results("r1")) == [given]
 
-    def test_a_result_with_nothing_to_tell_comes_back(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_result_with_nothing_to_tell_comes_back(self, store: RunStore, run: RunRecord) -> None:
         given = result(run, 0, "not_run", error=None, stage=None, usage=TokenUsage())
         store.commit("r1", [given], samples([0]))
         [found] = store.results("r1", snapshots=True)
@@ -207,14 +204,12 @@ class TestResults:
         assert store.snapshot("r1", 0) is None
         assert store.session("r1", 0)[TokenUsage].all() == ()
 
-    def test_a_result_keeps_what_was_redacted_in_it_before(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_result_keeps_what_was_redacted_in_it_before(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, 0, redacted_parts=("transcript", "metadata"))], samples([0]))
         store.commit("r1", [result(run, 1)])
         assert [found.redacted_parts for found in store.results("r1")] == [("transcript", "metadata"), ()]
 
-    def test_an_encoded_output_is_what_is_stored(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_an_encoded_output_is_what_is_stored(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, 0, output=object(), output_json='{"n":[1,2]}')], samples([0]))
         [found] = store.results("r1")
         assert found.output == {"n": [1, 2]}
@@ -267,8 +262,7 @@ class TestResults:
         assert len(list(store.results("r1", sample_ids=ids))) == 400
         assert len(list(store.results("r1", sample_ids=ids, limit=300))) == 300
 
-    def test_outputs_and_snapshots_are_brought_only_if_asked_for(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_outputs_and_snapshots_are_brought_only_if_asked_for(self, store: RunStore, run: RunRecord) -> None:
         given = rich_result(run, 0)
         store.commit("r1", [given], samples([0]))
         [plain] = store.results("r1")
@@ -299,8 +293,7 @@ class TestResults:
         assert (error.passed, error.value) == (None, None)
         assert third.output == '{"text":"' + "é" * 41
 
-    def test_long_metadata_is_left_out_of_previews(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_long_metadata_is_left_out_of_previews(self, store: RunStore, run: RunRecord) -> None:
         long: Sample[int, None] = Sample("s0", 1, None, {"x": "y" * 5000})
         store.commit("r1", [result(run, 0), result(run, 4)], {0: long, 1: sample(1)})
         assert [preview.metadata for preview in store.previews("r1", [0, 4])] == [None, {}]
@@ -319,15 +312,13 @@ class TestResults:
         with pytest.raises(StoreError, match="no stored result 7"):
             store.snapshot("r1", 7)
 
-    def test_a_damaged_snapshot_is_an_error_only_when_it_is_read(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_damaged_snapshot_is_an_error_only_when_it_is_read(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, 0, snapshot=b"\x28\xb5\x2f\xfd not a frame"), result(run, 1)], samples([0]))
         assert store.snapshot("r1", 0) == b"\x28\xb5\x2f\xfd not a frame"
         with pytest.raises(SessionError):
             store.session("r1", 0)
 
-    def test_weird_sample_ids_come_back_and_can_be_asked_for(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_weird_sample_ids_come_back_and_can_be_asked_for(self, store: RunStore, run: RunRecord) -> None:
         odd = "id \0 \ud800 '\" é"
         given = replace(result(run, 0), key=TrialKey("r1", "baseline", odd, 0))
         assert store.commit("r1", [given], {0: Sample(odd, 1)}) == (1, 0, (), ())
@@ -354,23 +345,20 @@ class TestResults:
 
 class TestCommit:
     @pytest.mark.proves("R108")
-    def test_committing_again_changes_nothing_and_counts_duplicates(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_committing_again_changes_nothing_and_counts_duplicates(self, store: RunStore, run: RunRecord) -> None:
         batch = [result(run, ordinal) for ordinal in range(4)]
         assert store.commit("r1", batch, samples([0])) == (4, 0, (), ())
         other = [replace(found, score=Score(0.0), execution=99, output="other") for found in batch]
         assert store.commit("r1", other, samples([0])) == (0, 4, (), ())
         assert list(store.results("r1")) == batch
 
-    def test_a_batch_of_old_and_new_results_is_counted_exactly(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_batch_of_old_and_new_results_is_counted_exactly(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, ordinal) for ordinal in (1, 3)], samples([0]))
         batch = [result(run, ordinal, execution=50 + ordinal) for ordinal in range(6)]
         assert store.commit("r1", batch, samples([0, 1])) == (4, 2, (), ())
         assert [found.execution for found in store.results("r1")] == [50, 2, 52, 4, 54, 55]
 
-    def test_several_results_of_one_trial_in_one_batch_follow_each_other(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_several_results_of_one_trial_in_one_batch_follow_each_other(self, store: RunStore, run: RunRecord) -> None:
         batch = [
             result(run, 0, "task_error", execution=1, error="first"),
             result(run, 1, execution=2),
@@ -400,17 +388,15 @@ class TestCommit:
         ],
     )
     def test_a_result_replaces_only_what_it_may(
-        self, store: RunStore, old: tuple[Outcome, int], new: tuple[Outcome, int], taken: bool
+        self, store: RunStore, old: tuple[Outcome, int], new: tuple[Outcome, int], taken: bool, run: RunRecord
     ) -> None:
-        run = store.create_run(run_record())
         first = result(run, 0, old[0], attempt=old[1], execution=10, metadata={"which": "first"})
         second = result(run, 0, new[0], attempt=new[1], execution=20, metadata={"which": "second"})
         store.commit("r1", [first], samples([0]))
         assert store.commit("r1", [second]) == ((1, 0, (), ()) if taken else (0, 1, (), ()))
         assert list(store.results("r1")) == [second if taken else first]
 
-    def test_an_execution_scored_again_brings_its_new_details(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_an_execution_scored_again_brings_its_new_details(self, store: RunStore, run: RunRecord) -> None:
         failed = result(run, 0, "scorer_error", execution=7, output="answer", error="KeyError: x", stage="score")
         scored = result(run, 0, execution=7, output="answer", score=Score(1.0, reason="fine now"))
         store.commit("r1", [failed], samples([0]))
@@ -418,14 +404,12 @@ class TestCommit:
         assert store.commit("r1", [failed]) == (0, 1, (), ())
         assert list(store.results("r1")) == [scored]
 
-    def test_a_sample_need_be_given_only_once(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_sample_need_be_given_only_once(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, 0)], samples([0]))
         store.commit("r1", [result(run, 1)])
         assert [found.sample for found in store.results("r1")] == [sample(0, topic="even")] * 2
 
-    def test_a_sample_may_come_after_its_results(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_sample_may_come_after_its_results(self, store: RunStore, run: RunRecord) -> None:
         assert store.commit("r1", [result(run, 0), result(run, 4)]) == (2, 0, (), ())
         assert [found.sample_id for found in store.results("r1")] == ["s0", "s1"]
         assert list(store.samples("r1")) == []
@@ -495,8 +479,7 @@ class TestCommit:
         ]
         assert all(found.sample.id == found.sample_id for run in ("r1", "r2") for found in store.results(run))
 
-    def test_a_run_whose_own_samples_change_their_order_is_told_so(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_a_run_whose_own_samples_change_their_order_is_told_so(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, 0)], samples([0]))
         odd = replace(result(run, 1), key=TrialKey("r1", "baseline", "s7", 1))
         committed = store.commit("r1", [odd], {0: sample(7)})
@@ -537,8 +520,7 @@ class TestRefusal:
             "ordinal type": _spoiled(good, ordinal="5"),
         }
 
-    def test_one_bad_row_never_sinks_its_batch(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_one_bad_row_never_sinks_its_batch(self, store: RunStore, run: RunRecord) -> None:
         bad = self.bad(run, 5)
         good = [result(run, ordinal) for ordinal in range(40) if ordinal != 5]
         for name, found in bad.items():
@@ -562,8 +544,7 @@ class TestRefusal:
             assert (error.outcome, error.stage, error.output, error.score) == ("task_error", "store", None, None), name
             assert store.snapshot(fresh.run_id, 5) is None
 
-    def test_several_bad_rows_among_duplicates_are_all_found(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_several_bad_rows_among_duplicates_are_all_found(self, store: RunStore, run: RunRecord) -> None:
         store.commit("r1", [result(run, ordinal) for ordinal in range(10)], samples(range(3)))
         batch = [result(run, ordinal, execution=7) for ordinal in range(5, 25)]
         for place in (0, 9, 10, 19):
@@ -574,8 +555,7 @@ class TestRefusal:
         assert {key for key, _ in committed.unstorable} >= {batch[place].key for place in (9, 10, 19)}
         assert list(store.ordinals("r1", ("task_error",))) == [14, 15, 24]
 
-    def test_text_the_database_would_refuse_is_kept_where_people_read_it(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_text_the_database_would_refuse_is_kept_where_people_read_it(self, store: RunStore, run: RunRecord) -> None:
         given = result(run, 0, "task_error", error="bad \0 and \ud800")
         assert store.commit("r1", [given], samples([0])) == (1, 0, (), ())
         [found] = store.results("r1")
@@ -600,8 +580,7 @@ class TestRefusal:
 
 class TestProgress:
     @pytest.mark.proves("R108")
-    def test_done_is_a_bitmap_of_what_need_not_run_again(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_done_is_a_bitmap_of_what_need_not_run_again(self, store: RunStore, run: RunRecord) -> None:
         outcomes: dict[int, Outcome] = {0: "scored", 7: "task_error", 8: "not_run", 39: "timeout"}
         store.commit("r1", [result(run, n, outcome) for n, outcome in outcomes.items()], samples(range(10)))
         bits = store.done("r1")
@@ -617,8 +596,7 @@ class TestProgress:
         store.create_run(run_record(size=0))
         assert store.done("r1") == bytearray()
 
-    def test_code_versions_are_those_of_executed_trials(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_code_versions_are_those_of_executed_trials(self, store: RunStore, run: RunRecord) -> None:
         assert list(store.codes("r1")) == []
         batch = [result(run, 0, code=3), result(run, 1, "timeout"), result(run, 2, "not_run", code=5)]
         store.commit("r1", [*batch, result(run, 3, code=3)], samples([0]))
@@ -634,8 +612,7 @@ class TestProgress:
         assert list(found) == [0, 1, 2, 7, 8]  # An input without content is like no other.
         assert found[0] == found[2] == found[8] != found[1] == found[7]
 
-    def test_ordinals_by_outcome_ascend(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_ordinals_by_outcome_ascend(self, store: RunStore, run: RunRecord) -> None:
         given: list[tuple[int, Outcome]] = [(9, "timeout"), (1, "scorer_error"), (4, "scored"), (0, "timeout")]
         store.commit("r1", [result(run, n, outcome) for n, outcome in given], samples(range(10)))
         assert list(store.ordinals("r1", ["timeout", "scorer_error"])) == [0, 1, 9]
@@ -755,8 +732,7 @@ class TestTotals:
         rates = {topic: None if one is None else one.pass_rate for topic, one in means.items()}
         assert rates == {"a": 1.0, "b": 0.0, "c": None, "": 0.5}
 
-    def test_metric_means_are_over_scored_trials(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_metric_means_are_over_scored_trials(self, store: RunStore, run: RunRecord) -> None:
         batch = [
             result(run, 0, score=Score(1.0, metrics=[Metric("f1", 0.5), Metric("odd \0", 2.0)])),
             result(run, 1, score=Score(1.0, metrics=[Metric("f1", 1.0, passed=True)])),
@@ -935,8 +911,7 @@ class TestOwnership:
         assert store.run_owner(run_id).heartbeat_at != seen.heartbeat_at
         assert store.acquire_run(run_id, "second", seen) is None
 
-    def test_an_owner_that_was_taken_over_can_store_and_change_nothing(self, store: RunStore) -> None:
-        run = store.create_run(run_record())
+    def test_an_owner_that_was_taken_over_can_store_and_change_nothing(self, store: RunStore, run: RunRecord) -> None:
         old = store.acquire_run(run.run_id, "first", store.run_owner(run.run_id))
         assert store.commit(run.run_id, [result(run, 0)], samples([0]), epoch=old).new == 1
         new = store.acquire_run(run.run_id, "second", store.run_owner(run.run_id))
