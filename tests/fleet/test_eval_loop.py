@@ -19,7 +19,7 @@ from fairtrial.fleet.worker import eval_loop
 from fairtrial.fleet.worker.outbox import ToMailbox, ToStore
 from fairtrial.mailbox import InMemoryMailbox, Message, RedisMailbox
 from fairtrial.store.protocol import RunRecord
-from tests.fleet.build import Flaky, boxes, echo, emptied, request, rules, sent, take, until
+from tests.fleet.build import Flaky, boxes, echo, emptied, request, rules, sent, serving, take, until
 from tests.fleet.fake_worker import answer
 
 
@@ -73,10 +73,8 @@ class TestOneHop:
             inputs = InMemoryMailbox("inputs", MainLoopRequest)
             main = MainLoop(work, requests=inputs)
             loop = EvalLoop(requests=requests, mainloop_requests=inputs, evaluator=score, results=results)
-            running = asyncio.create_task(main.run())
-            await loop.run(until_empty=True)
-            main.stop()
-            await running
+            async with serving(main):
+                await loop.run(until_empty=True)
         assert steps == ["execute", "score", "deliver", "acknowledge"]
         assert [result.passed for result in await take(results)] == [True]
 
@@ -354,10 +352,8 @@ class TestEnding:
 
         config = EvalLoopConfig(concurrency=3, drain_seconds=0.05)
         loop = EvalLoop(requests=requests, rules=rules(hang), results=results, config=config)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.counters.in_flight == 3)
-        loop.stop()
-        await running
+        async with serving(loop):
+            await until(lambda: loop.counters.in_flight == 3)
         assert loop.counters.handed_back == 3
         again = await requests.receive(3, wait_time_seconds=0)
         assert [message.delivery_count for message in again] == [1, 1, 1]
@@ -385,12 +381,10 @@ class TestEnding:
     async def test_heartbeats_continue_while_there_is_nothing_to_do(self) -> None:
         requests, results = boxes()
         loop = EvalLoop(requests=requests, rules=rules(), results=results)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.beat > 0)
-        first = loop.beat
-        await until(lambda: loop.beat > first)
-        loop.stop()
-        await running
+        async with serving(loop):
+            await until(lambda: loop.beat > 0)
+            first = loop.beat
+            await until(lambda: loop.beat > first)
 
 
 def test_the_key_of_a_trial_is_all_a_request_needs() -> None:

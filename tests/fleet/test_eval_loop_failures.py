@@ -18,7 +18,7 @@ from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
 from fairtrial.fleet.worker.jobs import backoff
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox
 from fairtrial.trials.context import current_trial
-from tests.fleet.build import QUICK, Flaky, boxes, echo, emptied, request, rules, sent, take, until
+from tests.fleet.build import QUICK, Flaky, boxes, echo, emptied, request, rules, sent, serving, take, until
 
 
 class TestWhatItSurvives:
@@ -228,10 +228,8 @@ class TestDrift:
         requests, results = await sent(request(0, fingerprint="theirs"), request(1, fingerprint="ours"), request(2))
         config = EvalLoopConfig(fingerprint="ours", refuse_seconds=0.01, dlq=DLQPolicy(max_deliveries=1))
         loop = EvalLoop(requests=requests, rules=rules(), results=results, config=config)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.counters.refused >= 3 and loop.counters.finished == 2)
-        loop.stop()
-        await running
+        async with serving(loop):
+            await until(lambda: loop.counters.refused >= 3 and loop.counters.finished == 2)
         assert [result.ordinal for result in await take(results)] == [1, 2]
         assert await requests.dead_letters.count() == 0
         assert sum("other code" in record.message for record in caplog.records) == 1

@@ -138,14 +138,12 @@ class TestSessionStores:
             sessions=store,
             config=config,
         )
-        running = asyncio.create_task(loop.run())
-        served = MainLoop(late_at_first, requests=main, sessions=store, config=MainLoopConfig(concurrency=30))
-        async with serving(served):
-            found = await take(results, 30)
-            assert all(result.passed for result in found)
-            await until(lambda: served.counters.finished > 30 and not list(tmp_path.iterdir()))
-        loop.stop()
-        await running
+        async with serving(loop):
+            served = MainLoop(late_at_first, requests=main, sessions=store, config=MainLoopConfig(concurrency=30))
+            async with serving(served):
+                found = await take(results, 30)
+                assert all(result.passed for result in found)
+                await until(lambda: served.counters.finished > 30 and not list(tmp_path.iterdir()))
 
     @pytest.mark.parametrize("gone", ["receiver", "room"])
     async def test_a_session_is_deleted_if_its_answer_cannot_be_sent(self, gone: str) -> None:

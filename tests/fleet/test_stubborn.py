@@ -14,7 +14,7 @@ from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.worker import Worker
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
 from tests.conftest import Child
-from tests.fleet.build import QUICK, request, rules, sent, take
+from tests.fleet.build import QUICK, request, rules, sent, serving, take
 
 
 def loop_of(task: Any, requests: Mailbox[Any], results: Mailbox[Any]) -> EvalLoop:
@@ -42,13 +42,11 @@ async def test_a_task_that_ignores_its_cancellation_has_timed_out_and_its_slot_i
 
     requests, results = await sent(request(0, "stubborn", "stubborn"), request(1, "meek", "meek"))
     loop = loop_of(stubborn, requests, results)
-    running = asyncio.create_task(loop.run())
-    first, second = await take(results, 2)
-    released.set()
-    while "stubborn" not in ended:  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
-    loop.stop()
-    await running
+    async with serving(loop):
+        first, second = await take(results, 2)
+        released.set()
+        while "stubborn" not in ended:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
     assert (first.outcome, second.outcome) == ("timeout", "scored")
     assert "ignored its cancellation" in (first.error or "")
     assert "must let CancelledError through" in caplog.text

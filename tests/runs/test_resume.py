@@ -314,43 +314,25 @@ async def test_a_run_of_errors_that_changed_code_retries_has_results_of_one_vers
     assert code_versions(store, report.run) == 1
 
 
-async def test_a_trial_whose_scoring_failed_is_only_scored_again(store: RunStore) -> None:
+@pytest.mark.parametrize("failing", [4, 8])
+async def test_trials_whose_scoring_failed_are_only_scored_again(store: RunStore, failing: int) -> None:
     task = Counting()
     down = threading.Event()
     down.set()
 
     def judge(output: int, expected: int) -> bool:
-        if down.is_set() and expected > 6:
+        if down.is_set() and expected >= 2 * (8 - failing):
             raise ConnectionError("the judge is down")
         return output == expected
 
     suite = EvalSuite("s", doubles(8), task, judge, config=EvalConfig(max_concurrent=1), version="1")
     first = await suite.run(store=store)
-    assert dict(first.errors) == {"scorer_error": 4}
+    assert (first.status, dict(first.errors)) == ("unscored", {"scorer_error": failing})
+    assert f"{failing} trials could not be scored" in str(first)
     down.clear()
     second = await suite.run(store=store)
-    assert (second.run_id, second.successful, second.pass_rate) == (first.run_id, 8, 1.0)
+    assert (second.run_id, second.status, second.successful, second.pass_rate) == (first.run_id, "finished", 8, 1.0)
     assert len(task.calls) == 8
-
-
-async def test_a_finished_run_with_scorer_errors_is_resumed_and_only_scored_again(store: RunStore) -> None:
-    task = Counting()
-    down = threading.Event()
-    down.set()
-
-    def judge(output: int, expected: int) -> bool:
-        if down.is_set():
-            raise ConnectionError("the judge is down")
-        return output == expected
-
-    suite = EvalSuite("s", doubles(3), task, judge, version="1")
-    first = await suite.run(store=store)
-    assert first.status == "unscored"
-    assert "3 trials could not be scored" in str(first)
-    down.clear()
-    second = await suite.run(store=store)
-    assert (second.run_id, second.status, second.pass_rate) == (first.run_id, "finished", 1.0)
-    assert len(task.calls) == 3
 
 
 async def test_errors_are_tried_again_only_when_asked_and_count_as_a_further_attempt(store: RunStore) -> None:
