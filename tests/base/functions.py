@@ -69,8 +69,3 @@ def fork_and_hang(file: str) -> None:
 
 def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def print_twice(text: str) -> None:
-    print(text)
-    print(text, file=sys.stderr)

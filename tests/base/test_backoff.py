@@ -28,8 +28,9 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.
         patience_seconds()
 
 
+@pytest.mark.parametrize("enough", [False, True])
 @pytest.mark.parametrize("error", [MailboxConnectionError, MailboxFullError, StoreUnavailableError])
-async def test_a_call_is_repeated_until_patience_ends(error: type[Exception]) -> None:
+async def test_a_call_is_repeated_until_patience_ends_unless_it_is_enough(error: type[Exception], enough: bool) -> None:
     calls = 0
 
     async def away() -> None:
@@ -38,21 +39,8 @@ async def test_a_call_is_repeated_until_patience_ends(error: type[Exception]) ->
         raise error("away")
 
     with pytest.raises(error):
-        await retry_while_unavailable(away, "asking", log, seconds=0.12)
-    assert calls > 1
-
-
-async def test_a_call_is_not_repeated_when_it_is_enough() -> None:
-    calls = 0
-
-    async def away() -> None:
-        nonlocal calls
-        calls += 1
-        raise MailboxConnectionError("away")
-
-    with pytest.raises(MailboxConnectionError):
-        await retry_while_unavailable(away, "asking", log, enough=lambda: True)
-    assert calls == 1
+        await retry_while_unavailable(away, "asking", log, seconds=0.12, enough=lambda: enough)
+    assert (calls == 1) is enough
 
 
 def test_waiting_is_logged_once_and_each_failure_is_told(caplog: pytest.LogCaptureFixture) -> None:

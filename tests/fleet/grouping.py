@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fairtrial.fleet.ops.group import LoopGroup
+from tests.fleet.build import until
 
 
 class Steady:
@@ -31,12 +32,6 @@ class Steady:
 
     def stop(self) -> None:
         self._stopping.set()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

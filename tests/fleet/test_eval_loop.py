@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import anyio
@@ -18,9 +19,13 @@ from fairtrial.fleet.worker import eval_loop
 from fairtrial.fleet.worker.outbox import ToMailbox, ToStore
 from fairtrial.mailbox import InMemoryMailbox, Message, RedisMailbox
 from fairtrial.store.protocol import RunRecord
-from tests.fleet.build import boxes, request, take, until
-from tests.fleet.eval_loops import echo, rules
+from tests.fleet.build import Flaky, boxes, echo, emptied, request, rules, sent, serving, take, until
 from tests.fleet.fake_worker import answer
+
+
+async def hang(input: str) -> str:
+    await asyncio.sleep(3600)
+    return input
 
 
 class TestOneHop:
@@ -29,8 +34,7 @@ class TestOneHop:
         requests, results = boxes()
         for number in range(25):
             await requests.send(request(number, expected="q" if number % 5 else "other"))
-        loop = EvalLoop(requests=requests, rules=rules(), results=results, config=EvalLoopConfig(concurrency=4))
-        await loop.run(until_empty=True)
+        loop = await emptied(requests, results, config=EvalLoopConfig(concurrency=4))
         found = await take(results)
         assert [result.passed for result in found] == [number % 5 > 0 for number in range(25)]
         assert await requests.approximate_count() == 0
@@ -69,10 +73,8 @@ class TestOneHop:
             inputs = InMemoryMailbox("inputs", MainLoopRequest)
             main = MainLoop(work, requests=inputs)
             loop = EvalLoop(requests=requests, mainloop_requests=inputs, evaluator=score, results=results)
-            running = asyncio.create_task(main.run())
-            await loop.run(until_empty=True)
-            main.stop()
-            await running
+            async with serving(main):
+                await loop.run(until_empty=True)
         assert steps == ["execute", "score", "deliver", "acknowledge"]
         assert [result.passed for result in await take(results)] == [True]
 
@@ -82,11 +84,14 @@ class TestOneHop:
             return f"{input} {ctx.experiment.name} {ctx.experiment.params.get('style')}"
 
         for what in (styled, MainLoop(styled)):
-            requests, results = boxes()
-            await requests.send(request(0, expected="q terse short", experiment="terse", params={"style": "short"}))
-            await requests.send(request(1, expected="q terse long", experiment="terse", params={"style": "long"}))
-            loop = EvalLoop(requests=requests, evaluator=exact_match, loop=what, results=results)
-            await loop.run(until_empty=True)
+            styles = enumerate(("short", "long"))
+            requests, results = await sent(
+                *(
+                    request(n, "q", f"q terse {style}", experiment="terse", params={"style": style})
+                    for n, style in styles
+                )
+            )
+            await emptied(requests, results, evaluator=exact_match, loop=what)
             assert [result.passed for result in await take(results)] == [True, True]
 
     @pytest.mark.proves("R54")
@@ -104,12 +109,9 @@ class TestOneHop:
     async def test_results_go_straight_into_a_store(self) -> None:
         store = open_store("memory:")
         store.create_run(RunRecord("run", "s", "d", "1", "f", 20, ("baseline",), 1))
-        requests, _ = boxes()
-        for number in range(20):
-            await requests.send(request(number))
+        requests, _ = await sent(*map(request, range(20)))
         await requests.send(request(5))  # Twice: stored once.
-        loop = EvalLoop(requests=requests, rules=rules(), results=store, config=EvalLoopConfig(concurrency=7))
-        await loop.run(until_empty=True)
+        await emptied(requests, store, config=EvalLoopConfig(concurrency=7))
         assert [result.output for result in store.results("run")] == ["q"] * 20
         assert store.sample("run", 4).input == "q"
         assert await requests.approximate_count() == 0
@@ -117,11 +119,8 @@ class TestOneHop:
     async def test_a_result_that_the_store_refuses_is_dead_lettered_and_others_are_stored(self) -> None:
         store = open_store("memory:")
         store.create_run(RunRecord("run", "s", "d", "1", "f", 2, ("baseline",), 1))
-        requests, _ = boxes()
-        for number in (0, 7, 1):  # There is no place 7 in a plan of 2.
-            await requests.send(request(number))
-        loop = EvalLoop(requests=requests, rules=rules(), results=store)
-        await loop.run(until_empty=True)
+        requests, _ = await sent(*map(request, (0, 7, 1)))  # There is no place 7 in a plan of 2.
+        await emptied(requests, store)
         assert len(list(store.results("run"))) == 2
         (letter,) = await requests.dead_letters.page()
         assert "refuses" in letter.reason
@@ -189,17 +188,14 @@ class TestOneHop:
         async def read(input: Question) -> str:
             return input.text
 
-        requests, results = boxes()
-        await requests.send(request(0, Question("why"), "why"))
-        await requests.send(request(1, "not a question", "why"))
+        requests, results = await sent(request(0, Question("why"), "why"), request(1, "not a question", "why"))
         await EvalLoop(requests=requests, rules=rules(read), results=results, input_type=Question).run(until_empty=True)
         good, bad = await take(results)
         assert good.passed
         assert (bad.outcome, bad.stage) == ("task_error", "setup")
 
     async def test_an_experiment_the_suite_does_not_have_is_that_trials_error(self) -> None:
-        requests, results = boxes()
-        await requests.send(request(0, experiment="unheard-of"))
+        requests, results = await sent(request(0, experiment="unheard-of"))
         await EvalLoop(requests=requests, rules=rules(echo, "a", "b"), results=results).run(until_empty=True)
         (result,) = await take(results)
         assert result.outcome == "task_error"
@@ -290,15 +286,11 @@ class TestEnding:
 
     @pytest.mark.proves("R51")
     async def test_an_iteration_leaves_what_is_sent_later_to_the_next(self) -> None:
-        requests, results = boxes()
-        for number in range(10):
-            await requests.send(request(number))
-        sent = 10
+        requests, results = await sent(*map(request, range(10)))
+        numbers = count(10)
 
         async def send_another(input: str) -> str:
-            nonlocal sent
-            await requests.send(request(sent))
-            sent += 1
+            await requests.send(request(next(numbers)))
             return input
 
         config = EvalLoopConfig(concurrency=3, wait_seconds=0)
@@ -306,16 +298,13 @@ class TestEnding:
         await loop.run(max_iterations=1)
         done = len(await take(results))
         assert 10 <= done <= 13  # What the first three sent before the backlog was counted may be part of it.
-        assert await requests.approximate_count() == sent - done == 10
+        assert await requests.approximate_count() == next(numbers) - done == 10
         await loop.run(max_iterations=2)
         assert await requests.approximate_count() > 0
 
     async def test_a_mailbox_that_does_not_say_how_much_is_waiting_is_emptied_by_an_iteration(self) -> None:
-        class Silent(InMemoryMailbox[EvalRequest]):
-            async def approximate_count(self) -> int:
-                raise MailboxConnectionError("away")
-
-        requests, results = Silent("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+        away = [MailboxConnectionError("away") for _ in range(100)]
+        requests, results = Flaky(EvalRequest, *away, on="approximate_count"), InMemoryMailbox("r", EvalReply)
         for number in range(25):
             await requests.send(request(number))
         await EvalLoop(requests=requests, rules=rules(), results=results).run(max_iterations=1)
@@ -323,46 +312,24 @@ class TestEnding:
 
     @pytest.mark.proves("R51")
     async def test_a_receive_waits_twenty_seconds_and_leases_for_sixty_unless_told_otherwise(self) -> None:
-        asked: list[tuple[float, float]] = []
-
-        class Asked(InMemoryMailbox[EvalRequest]):
-            async def receive(
-                self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
-            ) -> Sequence[Message[EvalRequest]]:
-                asked.append((visibility_timeout, wait_time_seconds))
-                return await super().receive(max_messages, visibility_timeout, wait_time_seconds)
-
-        for config in (EvalLoopConfig(), EvalLoopConfig(lease_seconds=7, wait_seconds=3)):
-            requests, results = Asked("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+        for config, asked in ((EvalLoopConfig(), (60, 20)), (EvalLoopConfig(lease_seconds=7, wait_seconds=3), (7, 3))):
+            requests, results = Flaky(EvalRequest), InMemoryMailbox("r", EvalReply)
             await requests.send(request())
             loop = EvalLoop(requests=requests, rules=rules(), results=results, config=config)
             await loop.run(max_iterations=1)
-        assert asked == [(60, 20), (7, 3)]
+            assert [args[1:] for args in requests.calls] == [asked]
 
     async def test_a_receive_fills_all_free_slots_at_once(self) -> None:
-        asked: list[int] = []
-
-        class Counting(InMemoryMailbox[EvalRequest]):
-            async def receive(
-                self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
-            ) -> Sequence[Message[EvalRequest]]:
-                asked.append(max_messages)
-                return await super().receive(max_messages, visibility_timeout, wait_time_seconds)
-
-        requests, results = Counting("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+        requests, results = Flaky(EvalRequest), InMemoryMailbox("r", EvalReply)
         for number in range(64):
             await requests.send(request(number))
-        await EvalLoop(requests=requests, rules=rules(), results=results, config=EvalLoopConfig(concurrency=32)).run(
-            until_empty=True
-        )
-        assert asked[0] == 32
-        assert len(asked) <= 6
+        await emptied(requests, results, config=EvalLoopConfig(concurrency=32))
+        assert requests.calls[0][0] == 32
+        assert len(requests.calls) <= 6
 
     @pytest.mark.proves("R83")
     async def test_stop_finishes_what_is_in_flight_and_leaves_the_rest(self) -> None:
-        requests, results = boxes()
-        for number in range(6):
-            await requests.send(request(number))
+        requests, results = await sent(*map(request, range(6)))
         gate = asyncio.Event()
 
         async def wait(input: str) -> str:
@@ -381,20 +348,12 @@ class TestEnding:
 
     @pytest.mark.proves("R83")
     async def test_what_does_not_end_in_time_is_handed_back_as_if_never_delivered(self) -> None:
-        requests, results = boxes()
-        for number in range(3):
-            await requests.send(request(number))
-
-        async def hang(input: str) -> str:
-            await asyncio.sleep(3600)
-            return input
+        requests, results = await sent(*map(request, range(3)))
 
         config = EvalLoopConfig(concurrency=3, drain_seconds=0.05)
         loop = EvalLoop(requests=requests, rules=rules(hang), results=results, config=config)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.counters.in_flight == 3)
-        loop.stop()
-        await running
+        async with serving(loop):
+            await until(lambda: loop.counters.in_flight == 3)
         assert loop.counters.handed_back == 3
         again = await requests.receive(3, wait_time_seconds=0)
         assert [message.delivery_count for message in again] == [1, 1, 1]
@@ -409,12 +368,7 @@ class TestEnding:
             await running
 
     async def test_cancelling_the_loop_hands_everything_back(self) -> None:
-        requests, results = boxes()
-        await requests.send(request())
-
-        async def hang(input: str) -> str:
-            await asyncio.sleep(3600)
-            return input
+        requests, results = await sent(request())
 
         loop = EvalLoop(requests=requests, rules=rules(hang), results=results)
         running = asyncio.create_task(loop.run())
@@ -427,12 +381,10 @@ class TestEnding:
     async def test_heartbeats_continue_while_there_is_nothing_to_do(self) -> None:
         requests, results = boxes()
         loop = EvalLoop(requests=requests, rules=rules(), results=results)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.beat > 0)
-        first = loop.beat
-        await until(lambda: loop.beat > first)
-        loop.stop()
-        await running
+        async with serving(loop):
+            await until(lambda: loop.beat > 0)
+            first = loop.beat
+            await until(lambda: loop.beat > first)
 
 
 def test_the_key_of_a_trial_is_all_a_request_needs() -> None:

@@ -164,28 +164,26 @@ SLOWER_REDIS_FAULTS: dict[str, tuple[Fault, int]] = {
 }
 
 
-async def check_redis(fault: Fault, allowed: int, server: RedisServer, proxy: Proxy, folder: Path) -> None:
-    fleet = Fleet(server, proxy, f"sqlite:///{folder}/runs.db")
+async def check(fleet: Fleet, fault: Fault, allowed: int) -> None:
     report = await fleet.run(fault)
     assert (report.status, report.successful) == ("finished", TRIALS)
     assert fleet.stored() == list(range(TRIALS))
     assert 0 <= fleet.extra <= allowed
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", REDIS_FAULTS)
+def cases(quick: dict[str, tuple[Fault, int]], slower: dict[str, tuple[Fault, int]]) -> list[Any]:
+    """Faults and what they allow, as parameters of a test."""
+    return [
+        *(pytest.param(*case, id=name, marks=pytest.mark.long) for name, case in quick.items()),
+        *(pytest.param(*case, id=f"slower: {name}", marks=pytest.mark.soak) for name, case in slower.items()),
+    ]
+
+
+@pytest.mark.parametrize(("fault", "allowed"), cases(REDIS_FAULTS, SLOWER_REDIS_FAULTS))
 async def test_a_run_survives_a_fault_of_redis(
-    name: str, redis_server: RedisServer, redis_proxy: Proxy, tmp_path: Path
+    fault: Fault, allowed: int, redis_server: RedisServer, redis_proxy: Proxy, tmp_path: Path
 ) -> None:
-    await check_redis(*REDIS_FAULTS[name], redis_server, redis_proxy, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", SLOWER_REDIS_FAULTS)
-async def test_a_run_survives_a_slow_or_silent_network(
-    name: str, redis_server: RedisServer, redis_proxy: Proxy, tmp_path: Path
-) -> None:
-    await check_redis(*SLOWER_REDIS_FAULTS[name], redis_server, redis_proxy, tmp_path)
+    await check(Fleet(redis_server, redis_proxy, f"sqlite:///{tmp_path}/runs.db"), fault, allowed)
 
 
 async def replace_the_stream(fleet: Fleet) -> None:
@@ -334,30 +332,11 @@ SLOWER_POSTGRES_FAULTS: dict[str, tuple[Fault, int]] = {
 }
 
 
-async def check_postgres(
-    fault: Fault, allowed: int, server: RedisServer, proxy: Proxy, postgres: PostgresServer
-) -> None:
-    database = postgres.new_database()
-    with Proxy(postgres.port) as postgres_proxy:
-        url = database.replace(f":{postgres.port}/", f":{postgres_proxy.port}/")
-        fleet = Fleet(server, proxy, url, database, postgres, postgres_proxy)
-        report = await fleet.run(fault)
-        assert (report.status, report.successful) == ("finished", TRIALS)
-        assert fleet.stored() == list(range(TRIALS))
-        assert 0 <= fleet.extra <= allowed
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", POSTGRES_FAULTS)
+@pytest.mark.parametrize(("fault", "allowed"), cases(POSTGRES_FAULTS, SLOWER_POSTGRES_FAULTS))
 async def test_a_run_survives_a_fault_of_postgresql(
-    name: str, redis_server: RedisServer, redis_proxy: Proxy, own_postgres: PostgresServer
+    fault: Fault, allowed: int, redis_server: RedisServer, redis_proxy: Proxy, own_postgres: PostgresServer
 ) -> None:
-    await check_postgres(*POSTGRES_FAULTS[name], redis_server, redis_proxy, own_postgres)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", SLOWER_POSTGRES_FAULTS)
-async def test_a_run_survives_a_slow_fault_of_postgresql(
-    name: str, redis_server: RedisServer, redis_proxy: Proxy, own_postgres: PostgresServer
-) -> None:
-    await check_postgres(*SLOWER_POSTGRES_FAULTS[name], redis_server, redis_proxy, own_postgres)
+    database, port = own_postgres.new_database(), own_postgres.port
+    with Proxy(port) as proxy:
+        url = database.replace(f":{port}/", f":{proxy.port}/")
+        await check(Fleet(redis_server, redis_proxy, url, database, own_postgres, proxy), fault, allowed)

@@ -21,9 +21,9 @@ from fairtrial.fleet.ops import group as group_module
 from fairtrial.fleet.ops.group import LoopGroup
 from fairtrial.fleet.ops.supervise import Bound, RestartPolicy
 from fairtrial.fleet.ops.watchdog import EXIT_STALLED
-from tests.fleet.build import boxes, take
+from tests.fleet.build import boxes, take, until
 from tests.fleet.build import request as trial_request
-from tests.fleet.grouping import Steady, ask, running, until
+from tests.fleet.grouping import Steady, ask, running
 
 pytestmark = pytest.mark.proves("R83", "R84", "R109")
 

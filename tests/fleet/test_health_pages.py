@@ -20,7 +20,8 @@ from fairtrial.fleet.ops.group import LoopGroup
 from fairtrial.fleet.ops.health import Family, HealthServer, Page, Reading, exposition
 from fairtrial.fleet.ops.supervise import Bound
 from fairtrial.mailbox import InMemoryMailbox
-from tests.fleet.grouping import Steady, ask, request, running, until
+from tests.fleet.build import until
+from tests.fleet.grouping import Steady, ask, request, running
 
 pytestmark = pytest.mark.proves("R83", "R84", "R109")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.mailbox import PostgresConnection, RedisConnection
 from fairtrial.models.limiter import Budget, Limiter, Permit, Spending, TokenLimiter
 from fairtrial.models.scripted import ScriptedAdapter
+from tests.fleet.build import until
 from tests.fleet.limit_servers import ENGINES, SharedServer, nobodys_url, own_server
 
 pytestmark = pytest.mark.proves("R106")
@@ -34,12 +34,6 @@ async def begun(limiter: Limiter, calls: int) -> list[float]:
             return time.monotonic() - start
 
     return sorted(await asyncio.gather(*(call() for _ in range(calls))))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.002)
 
 
 class TestRequests:

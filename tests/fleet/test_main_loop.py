@@ -50,17 +50,12 @@ from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMa
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
 from fairtrial.scoring import token_usage_under
 from fairtrial.trials.result import EvalResult
-from tests.fleet.build import QUICK, boxes, request, take
-from tests.fleet.main_loops import serving
+from tests.fleet.build import QUICK, Flaky, answers, boxes, emptied, request, sent, serving, take, two_hops
 
 
 async def asked(loop_input: Any, fn: Any, **settings: Any) -> MainLoopResult:
-    requests = InMemoryMailbox("main", MainLoopRequest)
-    replies = InMemoryMailbox("replies", MainLoopResult)
-    await requests.send(MainLoopRequest(loop_input, "id"), reply_to=replies)
-    await MainLoop(fn, requests=requests, **settings).run(until_empty=True)
-    (message,) = await replies.receive(wait_time_seconds=0)
-    return message.body
+    (answer,) = await answers(fn, MainLoopRequest(loop_input, "id"), **settings)
+    return answer
 
 
 class TestMainLoop:
@@ -111,16 +106,11 @@ class TestMainLoop:
             assert await ctx.enter(resource()) == "open"
             return [ctx.key, ctx.seed, ctx.experiment.params["a"], ctx.sample.metadata["m"], ctx.attempt]
 
-        requests = InMemoryMailbox("main", MainLoopRequest)
-        replies = InMemoryMailbox("replies", MainLoopResult)
         key = request(5).key
-        await requests.send(
-            MainLoopRequest("x", params={"a": 1}, key=key, metadata={"m": 2}, seed=9, attempt=3), reply_to=replies
-        )
-        await MainLoop(look, requests=requests).run(until_empty=True)
-        (message,) = await replies.receive(wait_time_seconds=0)
+        told = MainLoopRequest("x", params={"a": 1}, key=key, metadata={"m": 2}, seed=9, attempt=3)
+        (answer,) = await answers(look, told)
         seed = TrialContext(key, Sample("s5", "x"), Experiment(), Session(), run_seed=9).seed
-        assert message.body.output == [list(key), seed, 1, 2, 3]
+        assert answer.output == [list(key), seed, 1, 2, 3]
         assert closed == ["closed"]
 
     async def test_whatever_the_task_raises_is_an_answer(self) -> None:
@@ -187,59 +177,34 @@ class TestMainLoop:
 
 
 class TestTwoHops:
-    def mailboxes(self) -> tuple[Any, Any, Any]:
-        requests, results = boxes()
-        return requests, results, InMemoryMailbox("main", MainLoopRequest)
-
     @pytest.mark.proves("R49", "R53", "R81")
     async def test_answers_come_in_any_order_and_find_their_trial(self) -> None:
-        requests, results, main = self.mailboxes()
-
         async def later_first(input: int) -> int:
             await asyncio.sleep((20 - input) * 0.005)
             return input
 
-        for number in range(20):
-            await requests.send(request(number, number, number))
-        loop = EvalLoop(
-            requests=requests,
-            evaluator=exact_match,
-            mainloop_requests=main,
-            results=results,
-            config=EvalLoopConfig(concurrency=20),
-        )
-        config = MainLoopConfig(concurrency=20)
-        async with serving(MainLoop(later_first, requests=main, config=config)):
-            await loop.run(until_empty=True)
-        found = await take(results)
+        twenty = [request(number, number, number) for number in range(20)]
+        served = {"config": MainLoopConfig(concurrency=20)}
+        _, _, found = await two_hops(later_first, *twenty, served=served, config=EvalLoopConfig(concurrency=20))
         assert [result.output for result in found] == list(range(20))
         assert all(result.passed for result in found)
 
     @pytest.mark.proves("R78")
     async def test_an_error_of_the_main_loop_is_the_trials_error(self) -> None:
-        requests, results, main = self.mailboxes()
-        await requests.send(request())
-
         def fail(input: str) -> str:
             raise ValueError("the agent fell over")
 
-        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
-        async with serving(MainLoop(fail, requests=main)):
-            await loop.run(until_empty=True)
-        (result,) = await take(results)
+        _, _, (result,) = await two_hops(fail, request())
         assert result.outcome == "task_error"
         assert "the agent fell over" in str(result.error)
 
     @pytest.mark.proves("R50", "R77")
     async def test_a_main_loop_that_does_not_answer_is_asked_again_and_then_given_up(self) -> None:
-        requests, results, main = self.mailboxes()
-        await requests.send(request())
+        requests, results = await sent(request())
+        main = InMemoryMailbox("main", MainLoopRequest)
         config = EvalLoopConfig(mainloop_timeout=0.05, dlq=replace(QUICK, max_deliveries=3))
-        loop = EvalLoop(
-            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, config=config
-        )
         began = time.monotonic()
-        await loop.run(until_empty=True)
+        loop = await emptied(requests, results, evaluator=exact_match, mainloop_requests=main, config=config)
         assert time.monotonic() - began < 15
         (result,) = await take(results)
         assert result.outcome == "dead_letter"
@@ -250,75 +215,30 @@ class TestTwoHops:
 
     @pytest.mark.proves("R79")
     async def test_a_main_loops_mailbox_that_is_away_costs_no_trial(self) -> None:
-        requests, results, _ = self.mailboxes()
-
-        class Away(InMemoryMailbox[Any]):
-            failures = 7  # More than a policy would forgive an error of the trial's own.
-
-            async def send(self, body: Any, *, reply_to: Any = None) -> str:
-                if self.failures:
-                    self.failures -= 1
-                    raise MailboxConnectionError("partition")
-                return await super().send(body, reply_to=reply_to)
-
-        main = Away("main", MainLoopRequest)
-        await requests.send(request(0, "q", "Q"))
-        loop = EvalLoop(
-            requests=requests,
-            evaluator=exact_match,
-            mainloop_requests=main,
-            results=results,
-            config=EvalLoopConfig(dlq=QUICK),
+        errors = [MailboxConnectionError("partition")] * 7  # More than a policy would forgive a trial's own error.
+        main = Flaky(MainLoopRequest, *errors, on="send")
+        loop, _, (result,) = await two_hops(
+            str.upper, request(0, "q", "Q"), main=main, config=EvalLoopConfig(dlq=QUICK)
         )
-        async with serving(MainLoop(str.upper, requests=main)):
-            await loop.run(until_empty=True)
-        (result,) = await take(results)
         assert result.passed
         assert loop.counters.retried == 7
 
     async def test_late_and_duplicate_answers_are_ignored(self) -> None:
-        requests, results, main = self.mailboxes()
         replies = InMemoryMailbox("replies", MainLoopResult)
         await replies.send(MainLoopResult("nobody asked", "x"))
-        await requests.send(request(0, "q", "Q"))
-        loop = EvalLoop(
-            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, replies=replies
-        )
-        async with serving(MainLoop(str.upper, requests=main)):
-            await loop.run(until_empty=True)
-        assert (await take(results))[0].passed
+        _, _, (result,) = await two_hops(str.upper, request(0, "q", "Q"), replies=replies)
+        assert result.passed
         assert await replies.approximate_count() == 0
 
     async def test_a_reply_mailbox_that_fails_for_a_while_is_listened_to_again(self) -> None:
-        requests, results, main = self.mailboxes()
-
-        class Deaf(InMemoryMailbox[Any]):
-            failures = 2
-
-            async def receive(self, *args: Any, **named: Any) -> Any:
-                if self.failures:
-                    self.failures -= 1
-                    raise MailboxConnectionError("away")
-                return await super().receive(*args, **named)
-
-        await requests.send(request(0, "q", "Q"))
-        loop = EvalLoop(
-            requests=requests,
-            evaluator=exact_match,
-            mainloop_requests=main,
-            results=results,
-            replies=Deaf("replies", MainLoopResult),
-        )
-        async with serving(MainLoop(str.upper, requests=main)):
-            await loop.run(until_empty=True)
-        assert (await take(results))[0].passed
+        replies = Flaky(MainLoopResult, *[MailboxConnectionError("away")] * 2, name="replies")
+        _, _, (result,) = await two_hops(str.upper, request(0, "q", "Q"), replies=replies)
+        assert result.passed
 
     async def test_an_input_that_cannot_be_sent_is_an_error_of_its_trial(self) -> None:
-        requests, results, _ = self.mailboxes()
         main = InMemoryMailbox("main", MainLoopRequest, max_body_bytes=100)
-        await requests.send(request(0, "q" * 1000))
-        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
-        await loop.run(until_empty=True)
+        requests, results = await sent(request(0, "q" * 1000))
+        await emptied(requests, results, evaluator=exact_match, mainloop_requests=main)
         assert (await take(results))[0].outcome == "task_error"
 
     def test_a_mailbox_that_cannot_make_another_needs_one_for_answers(self) -> None:
@@ -332,24 +252,16 @@ class TestTwoHops:
     @pytest.mark.proves("R75")
     async def test_each_layer_keeps_its_own_lease(self) -> None:
         """A trial of three leases' length, through two mailboxes, is delivered once by each."""
-        requests, results, main = self.mailboxes()
-        await requests.send(request())
 
         async def slow(input: str) -> str:
             await asyncio.sleep(4.5)
             return input
 
-        loop = EvalLoop(
-            requests=requests,
-            evaluator=exact_match,
-            mainloop_requests=main,
-            results=results,
-            config=EvalLoopConfig(lease_seconds=1.5),
+        config = {"config": MainLoopConfig(lease_seconds=1.5)}
+        loop, served, (result,) = await two_hops(
+            slow, request(), served=config, config=EvalLoopConfig(lease_seconds=1.5)
         )
-        served = MainLoop(slow, requests=main, config=MainLoopConfig(lease_seconds=1.5))
-        async with serving(served):
-            await loop.run(until_empty=True)
-        assert (await take(results))[0].passed
+        assert result.passed
         assert (loop.counters.received, served.counters.received) == (1, 1)
         assert loop.counters.lease_losses == served.counters.lease_losses == 0
 
@@ -411,10 +323,7 @@ async def test_session_aware_evaluators_give_the_same_scores_whichever_way_the_s
 ) -> None:
     suite = EvalSuite("s", Dataset(SAMPLES), agent, SCORER, experiments=[TERSE])
     report = await suite.run(store="memory:")
-    here = [
-        (key, outcome, score, output, usage, error)
-        for key, outcome, score, output, usage, error in facts(list(report.results))
-    ]
+    here = facts(list(report.results))
     assert {outcome for _, outcome, *_ in here} == {"scored", "task_error"}
     async with (
         RedisConnection(redis_url) as connection,

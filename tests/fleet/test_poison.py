@@ -16,15 +16,12 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Experiment, ToolInvoked, TrialContext, evaluator, exact_match
+from fairtrial import ToolInvoked, TrialContext, evaluator, exact_match
 from fairtrial.base.isolation import IsolatedRunner
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
 from fairtrial.fleet.worker.execution import SuspectPool, emit_answers
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
-from fairtrial.scoring.evaluator import resolve
-from fairtrial.trials.run_trial import TrialRules
-from fairtrial.trials.task import resolve_task
-from tests.fleet.build import boxes, request, take, until
+from tests.fleet.build import answers, boxes, emptied, request, rules, sent, serving, take
 
 TRIALS = 150
 POISON = 5
@@ -104,8 +101,7 @@ async def alone(fn: Any, *numbers: int, scorer: Any = exact_match, **settings: A
     for number in numbers or (0,):
         await requests.send(request(number))
     config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2), **settings)
-    loop = EvalLoop(requests=requests, evaluator=scorer, loop=fn, results=results, config=config)
-    await loop.run(until_empty=True)
+    loop = await emptied(requests, results, evaluator=scorer, loop=fn, config=config)
     return loop, await take(results), requests
 
 
@@ -187,8 +183,7 @@ class TestAlone:
         requests, (_, results) = Suspected("requests", EvalRequest), boxes()
         requests.expiries = 1
         await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=str, results=results, isolated=broken)
-        await loop.run(until_empty=True)
+        await emptied(requests, results, evaluator=exact_match, loop=str, isolated=broken)
         (result,) = await take(results)
         assert result.outcome == "scored"
         assert (
@@ -223,8 +218,7 @@ class TestAlone:
                 return input  # Outside of a child process it would have ended its worker.
             os._exit(3)
 
-        requests, results = boxes()
-        await requests.send(request())
+        requests, results = await sent(request())
         await requests.receive(visibility_timeout=0.01)  # By a worker that dies of it.
         loop = EvalLoop(requests=requests, evaluator=exact_match, loop=die, results=results)
         await asyncio.sleep(0.02)
@@ -241,15 +235,8 @@ class TestAlone:
 
         requests, (_, results) = Suspected("requests", EvalRequest), boxes()
         await requests.send(request())
-        rules = TrialRules(
-            tasks=(resolve_task(stuck),),
-            experiments=(Experiment(),),
-            scorer=resolve(exact_match),
-            timeout_seconds=0.1,
-            close_seconds=0.1,
-        )
-        config = EvalLoopConfig(buffer_seconds=0.1)
-        await EvalLoop(requests=requests, rules=rules, results=results, config=config).run(until_empty=True)
+        hasty = rules(stuck, timeout_seconds=0.1, close_seconds=0.1)
+        await emptied(requests, results, rules=hasty, config=EvalLoopConfig(buffer_seconds=0.1))
         (result,) = await take(results)
         assert result.outcome == "timeout"
         assert "killed" in str(result.error)
@@ -262,26 +249,15 @@ class TestAlone:
             raise RuntimeError("no room for a process")
 
         config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2))
-        loop = EvalLoop(
-            requests=requests, evaluator=exact_match, loop=str.upper, results=results, config=config, isolated=broken
-        )
-        await loop.run(until_empty=True)
+        loop = await emptied(requests, results, evaluator=exact_match, loop=str.upper, config=config, isolated=broken)
         (result,) = await take(results)
         assert (result.outcome, loop.counters.suspects) == ("dead_letter", 2)
         assert "no room" in str(result.error)
 
 
-async def serving(loop: MainLoop[Any, Any]) -> asyncio.Task[None]:
-    running = asyncio.create_task(loop.run())
-    await until(lambda: loop.ready)
-    return running
-
-
 class TestTwoHops:
     async def test_a_suspects_task_runs_where_it_always_did_and_only_scoring_is_alone(self) -> None:
         asked: Mailbox[MainLoopRequest] = InMemoryMailbox("main", MainLoopRequest)
-        main = MainLoop(str.upper, requests=asked)
-        running = await serving(main)
 
         @evaluator(inline=True)
         def dies_on_b(output: str, expected: str) -> bool:
@@ -292,12 +268,10 @@ class TestTwoHops:
         requests, (_, results) = Suspected("requests", EvalRequest), boxes()
         await requests.send(request(0, "a", "A"))
         await requests.send(request(1, "b", "B"))
-        loop = EvalLoop(requests=requests, evaluator=dies_on_b, mainloop_requests=asked, results=results)
-        await loop.run(until_empty=True)
+        async with serving(MainLoop(str.upper, requests=asked)):
+            await emptied(requests, results, evaluator=dies_on_b, mainloop_requests=asked)
         outcomes = [(result.outcome, result.passed) for result in await take(results)]
         assert outcomes == [("scored", True), ("dead_letter", False)]
-        main.stop()
-        await running
 
     async def test_an_input_that_kills_its_main_loop_is_an_error_and_a_dead_letter(self) -> None:
         here = os.getpid()
@@ -308,14 +282,10 @@ class TestTwoHops:
             return "alone" if os.getpid() != here else "not alone"
 
         requests = Suspected("main", MainLoopRequest)
-        replies: InMemoryMailbox[Any] = InMemoryMailbox("replies")
-        await requests.send(MainLoopRequest("fine", "one"), reply_to=replies)
-        await requests.send(MainLoopRequest("die", "two"), reply_to=replies)
-        main = MainLoop(work, requests=requests)
-        await main.run(until_empty=True)
-        answers = {m.body.request_id: m.body for m in await replies.receive(5, wait_time_seconds=0)}
-        assert answers["one"].output == "alone"
-        assert "crashes its process" in answers["two"].error
+        sent = MainLoopRequest("fine", "one"), MainLoopRequest("die", "two")
+        found = {answer.request_id: answer for answer in await answers(work, *sent, requests=requests)}
+        assert found["one"].output == "alone"
+        assert "crashes its process" in str(found["two"].error)
         (letter,) = await requests.dead_letters.page()
         assert letter.error == "ChildDiedError"
 

@@ -34,11 +34,7 @@ from fairtrial.fleet.worker.execution import SuspectPool
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
-from tests.fleet.build import QUICK, boxes, request, take, until
-
-
-async def echo(input: Any) -> Any:
-    return input
+from tests.fleet.build import QUICK, Flaky, answers, boxes, emptied, request, rules, sent, take, two_hops, until
 
 
 class Store(MemoryStore):
@@ -57,22 +53,15 @@ class TestStores:
         store = Store()
         store.errors = [StoreUnavailableError("restarting"), RuntimeError("a bug")]
         store.create_run(RunRecord("run", "s", "d", "1", "f", 3, ("baseline",), 1))
-        requests, _ = boxes()
-        for number in range(3):
-            await requests.send(request(number))
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=store)
-        await loop.run(until_empty=True)
+        requests, _ = await sent(*map(request, range(3)))
+        loop = await emptied(requests, store)
         assert len(list(store.results("run"))) == 3
         assert loop.counters.delivery_retries >= 3
 
     async def test_requests_of_an_unknown_run_are_dead_lettered(self) -> None:
-        requests, _ = boxes()
-        await requests.send(request())
+        requests, _ = await sent(request())
         config = EvalLoopConfig(delivery_seconds=0)
-        loop = EvalLoop(
-            requests=requests, evaluator=exact_match, loop=echo, results=open_store("memory:"), config=config
-        )
-        await loop.run(until_empty=True)
+        await emptied(requests, open_store("memory:"), config=config)
         (letter,) = await requests.dead_letters.page()
         assert letter.error == "UnknownRunError"
 
@@ -96,8 +85,7 @@ class TestSettling:
         requests, results = Balky("q", EvalRequest), InMemoryMailbox("r", EvalReply)
         requests.failures = 1
         await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results, name="me")
-        await loop.run(until_empty=True)
+        loop = await emptied(requests, results, name="me")
         assert len(await take(results)) == 1
         assert (loop.counters.received, loop.counters.finished) == (1, 1)
         assert repr(loop) == "<EvalLoop me on q>"
@@ -105,33 +93,22 @@ class TestSettling:
     async def test_a_result_whose_error_cannot_be_sent_is_dead_lettered(self) -> None:
         requests, results = InMemoryMailbox("q", EvalRequest), InMemoryMailbox("r", EvalReply, max_body_bytes=10)
         await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results)
-        await loop.run(until_empty=True)
+        loop = await emptied(requests, results)
         (letter,) = await requests.dead_letters.page()
         assert letter.error == "MessageTooLargeError"
         assert loop.counters.dead_lettered == 1
 
     async def test_a_delivery_with_a_bug_is_tried_again_and_then_given_up(self) -> None:
-        class Broken(InMemoryMailbox[Any]):
-            async def send(self, body: Any, *, reply_to: Any = None) -> str:
-                raise RuntimeError("a bug")
-
-        requests, _ = boxes()
-        await requests.send(request())
+        requests, _ = await sent(request())
         config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2))
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=Broken("r"), config=config)
-        await loop.run(until_empty=True)
+        await emptied(requests, Flaky(EvalReply, *(RuntimeError("a bug") for _ in range(99)), on="send"), config=config)
         (letter,) = await requests.dead_letters.page()
         assert (letter.error, letter.delivery_count) == ("RuntimeError", 2)
 
     async def test_cancelling_while_a_result_waits_for_its_mailbox_hands_the_request_back(self) -> None:
-        class Away(InMemoryMailbox[Any]):
-            async def send(self, body: Any, *, reply_to: Any = None) -> str:
-                raise MailboxConnectionError("away")
-
-        requests, _ = boxes()
-        await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=Away("r"))
+        requests, _ = await sent(request())
+        away = Flaky(EvalReply, *(MailboxConnectionError("away") for _ in range(999)), on="send")
+        loop = EvalLoop(requests=requests, rules=rules(), results=away)
         running = asyncio.create_task(loop.run())
         await until(lambda: loop.counters.delivery_retries > 1)
         running.cancel()
@@ -140,43 +117,25 @@ class TestSettling:
         assert (await requests.depth()).waiting == 1
 
     async def test_a_mailbox_that_is_not_there_yet_is_waited_for(self) -> None:
-        class Late(InMemoryMailbox[Any]):
-            failures = 2
-
-            async def approximate_count(self) -> int:
-                if self.failures:
-                    self.failures -= 1
-                    raise MailboxConnectionError("not yet")
-                return await super().approximate_count()
-
-        requests, results = Late("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+        errors = [MailboxConnectionError("not yet") for _ in range(2)]
+        requests, results = Flaky(EvalRequest, *errors, on="approximate_count"), InMemoryMailbox("r", EvalReply)
         await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results)
-        await loop.run(until_empty=True)
+        loop = await emptied(requests, results)
         assert len(await take(results)) == 1
         loop.stop()  # Nothing to stop any more, and no trouble.
 
 
 class TestMainLoops:
     async def test_an_answer_that_does_not_get_through_is_sent_again(self) -> None:
-        class Away(InMemoryMailbox[Any]):
-            failures = 2
-
-            async def send(self, body: Any, *, reply_to: Any = None) -> str:
-                if self.failures:
-                    self.failures -= 1
-                    raise MailboxConnectionError("away")
-                return await super().send(body, reply_to=reply_to)
-
         requests: InMemoryMailbox[Any] = InMemoryMailbox("main", MainLoopRequest)
-        replies = Away("replies", MainLoopResult)
+        replies = Flaky(MainLoopResult, *(MailboxConnectionError("away") for _ in range(2)), on="send")
         await requests.send(MainLoopRequest("a"), reply_to=replies)
         loop = MainLoop(str.upper, requests=requests)
         await loop.run(until_empty=True)
         (message,) = await replies.receive(wait_time_seconds=0)
         assert (message.body.output, loop.counters.delivery_retries) == ("A", 2)
 
-        replies.failures = 1
+        replies.errors = [MailboxConnectionError("away")]
         await requests.send(MainLoopRequest("b"), reply_to=replies)
         hasty = MainLoop(str.upper, requests=requests, config=MainLoopConfig(delivery_seconds=0, dlq=QUICK))
         await hasty.run(until_empty=True)
@@ -192,34 +151,15 @@ class TestMainLoops:
             await ctx.enter(sticky())
             return input
 
-        requests = InMemoryMailbox("main", MainLoopRequest)
-        replies = InMemoryMailbox("replies", MainLoopResult)
-        await requests.send(MainLoopRequest("a"), reply_to=replies)
-        await MainLoop(work, requests=requests).run(until_empty=True)
-        (message,) = await replies.receive(wait_time_seconds=0)
-        assert message.body.output == "a"
+        (answer,) = await answers(work, MainLoopRequest("a"))
+        assert answer.output == "a"
         assert "will not close" in caplog.text
 
     async def test_typed_outputs_are_read_with_the_evaluators_type(self) -> None:
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
-        await requests.send(request(0, [2, 1], [1, 2]))
-        await requests.send(request(1, "text", [1, 2]))
-
-        async def ordered(input: Any) -> Any:
-            return sorted(input)
-
-        served = MainLoop(ordered, requests=main)
-        serving = asyncio.create_task(served.run())
-        loop = EvalLoop(
-            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, output_type=list[int]
-        )
-        await loop.run(until_empty=True)
-        good, bad = await take(results)
+        both = request(0, [2, 1], [1, 2]), request(1, "text", [1, 2])
+        _, _, (good, bad) = await two_hops(sorted, *both, output_type=list[int])
         assert good.passed
         assert bad.outcome == "task_error"
-        served.stop()
-        await serving
 
 
 class TestSuspects:

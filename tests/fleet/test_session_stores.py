@@ -28,8 +28,7 @@ from fairtrial.fleet import (
 )
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, RedisConnection
 from fairtrial.store.schema import session_snapshots
-from tests.fleet.build import QUICK, boxes, request, take, until
-from tests.fleet.main_loops import serving
+from tests.fleet.build import QUICK, request, sent, serving, take, two_hops, until
 
 
 async def look_up(input: str, ctx: TrialContext) -> str:
@@ -100,17 +99,9 @@ class TestSessionStores:
     @pytest.mark.proves("R133")
     async def test_sessions_are_sent_through_the_run_store_and_deleted(self, database: str) -> None:
         store = open_store(database)
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
-        for number in range(20):
-            await requests.send(request(number))
-        sessions = StoreSessionStore(store)
-        loop = EvalLoop(
-            requests=requests, evaluator=tool_called("look"), mainloop_requests=main, results=results, sessions=sessions
-        )
-        async with serving(MainLoop(look_up, requests=main, sessions=StoreSessionStore(open_store(database)))):
-            await loop.run(until_empty=True)
-        found = await take(results)
+        options = {"evaluator": tool_called("look"), "sessions": StoreSessionStore(store)}
+        served = {"sessions": StoreSessionStore(open_store(database))}
+        _, _, found = await two_hops(look_up, *map(request, range(20)), served=served, **options)
         assert [result.passed for result in found] == [True] * 20
         assert rows_of(store) == 0
 
@@ -124,8 +115,6 @@ class TestSessionStores:
         assert restore_session(snapshot)[ToolInvoked].all()[0].name == "login"
 
     async def test_sessions_are_deleted_once_their_trial_is_scored_or_nobody_waits_for_it(self, tmp_path: Path) -> None:
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
         store = FolderSessionStore(tmp_path)
         slow = 0
 
@@ -137,8 +126,9 @@ class TestSessionStores:
                 await asyncio.sleep(0.9)
             return input
 
-        for number in range(30):
-            await requests.send(request(number, "late" if number == 7 else "q", "late" if number == 7 else "q"))
+        words = ["late" if number == 7 else "q" for number in range(30)]
+        requests, results = await sent(*(request(number, word, word) for number, word in enumerate(words)))
+        main = InMemoryMailbox("main", MainLoopRequest)
         config = EvalLoopConfig(concurrency=30, mainloop_timeout=0.6, dlq=QUICK)
         loop = EvalLoop(
             requests=requests,
@@ -148,14 +138,12 @@ class TestSessionStores:
             sessions=store,
             config=config,
         )
-        running = asyncio.create_task(loop.run())
-        served = MainLoop(late_at_first, requests=main, sessions=store, config=MainLoopConfig(concurrency=30))
-        async with serving(served):
-            found = await take(results, 30)
-            assert all(result.passed for result in found)
-            await until(lambda: served.counters.finished > 30 and not list(tmp_path.iterdir()))
-        loop.stop()
-        await running
+        async with serving(loop):
+            served = MainLoop(late_at_first, requests=main, sessions=store, config=MainLoopConfig(concurrency=30))
+            async with serving(served):
+                found = await take(results, 30)
+                assert all(result.passed for result in found)
+                await until(lambda: served.counters.finished > 30 and not list(tmp_path.iterdir()))
 
     @pytest.mark.parametrize("gone", ["receiver", "room"])
     async def test_a_session_is_deleted_if_its_answer_cannot_be_sent(self, gone: str) -> None:
@@ -182,24 +170,10 @@ class TestSessionStores:
                 RedisSessionStore(connection, ttl_seconds=0)
 
     async def test_a_session_in_a_store_the_worker_does_not_have_is_the_trials_error(self) -> None:
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
-        await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
-
-        async def work(input: str, ctx: TrialContext) -> str:
-            ctx.session.record(ToolInvoked("x"))
-            return input
-
-        async with serving(MainLoop(work, requests=main, sessions=InMemorySessionStore())):
-            await loop.run(until_empty=True)
-        assert "sessions=" in str((await take(results))[0].error)
+        _, _, (result,) = await two_hops(look_up, request(), served={"sessions": InMemorySessionStore()})
+        assert "sessions=" in str(result.error)
 
     async def test_a_session_store_that_is_away_for_a_moment_costs_no_trial(self) -> None:
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
-        await requests.send(request())
-
         class Away(InMemorySessionStore):
             failures = 2
 
@@ -209,21 +183,9 @@ class TestSessionStores:
                     raise MailboxConnectionError("away")
                 return await super().load(session_id)
 
-        async def work(input: str, ctx: TrialContext) -> str:
-            ctx.session.record(ToolInvoked("x"))
-            return input
-
         store = Away()
         config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01))
-        loop = EvalLoop(
-            requests=requests,
-            evaluator=exact_match,
-            mainloop_requests=main,
-            results=results,
-            sessions=store,
-            config=config,
-        )
         with anyio.fail_after(20):
-            async with serving(MainLoop(work, requests=main, sessions=store)):
-                await loop.run(until_empty=True)
-        assert (await take(results))[0].passed
+            served = {"sessions": store}
+            _, _, (result,) = await two_hops(look_up, request(), served=served, sessions=store, config=config)
+        assert result.passed

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from fairtrial import Experiment, exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig
 from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.worker import Worker
 from fairtrial.mailbox import InMemoryMailbox, Mailbox
-from fairtrial.scoring.evaluator import resolve
-from fairtrial.trials.run_trial import TrialRules
-from fairtrial.trials.task import resolve_task
-from tests.fleet.build import QUICK, boxes, request, take
+from tests.conftest import Child
+from tests.fleet.build import QUICK, request, rules, sent, serving, take
 
 
 def loop_of(task: Any, requests: Mailbox[Any], results: Mailbox[Any]) -> EvalLoop:
     """A loop whose trials have a twentieth of a second."""
-    rules = TrialRules(
-        tasks=(resolve_task(task),),
-        experiments=(Experiment("baseline"),),
-        scorer=resolve(exact_match),
-        timeout_seconds=0.05,
-        close_seconds=0.0,
-    )
+    hasty = rules(task, timeout_seconds=0.05, close_seconds=0.0)
     config = EvalLoopConfig(concurrency=1, buffer_seconds=0.05, wait_seconds=0.1)
-    return EvalLoop(requests=requests, rules=rules, results=results, config=config)
+    return EvalLoop(requests=requests, rules=hasty, results=results, config=config)
 
 
 @pytest.mark.proves("R132")
@@ -53,17 +40,13 @@ async def test_a_task_that_ignores_its_cancellation_has_timed_out_and_its_slot_i
         ended.append(input)
         return input
 
-    requests, results = boxes()
-    await requests.send(request(0, "stubborn", "stubborn"))
-    await requests.send(request(1, "meek", "meek"))
+    requests, results = await sent(request(0, "stubborn", "stubborn"), request(1, "meek", "meek"))
     loop = loop_of(stubborn, requests, results)
-    running = asyncio.create_task(loop.run())
-    first, second = await take(results, 2)
-    released.set()
-    while "stubborn" not in ended:  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
-    loop.stop()
-    await running
+    async with serving(loop):
+        first, second = await take(results, 2)
+        released.set()
+        while "stubborn" not in ended:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
     assert (first.outcome, second.outcome) == ("timeout", "scored")
     assert "ignored its cancellation" in (first.error or "")
     assert "must let CancelledError through" in caplog.text
@@ -119,14 +102,6 @@ asyncio.run(main())
 """
 
 
-def test_a_process_ends_although_a_task_in_it_does_not() -> None:
-    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDING],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (0, "over 1\n"), ended.stderr
+@pytest.mark.timeout(60)
+def test_a_process_ends_although_a_task_in_it_does_not(child: Child) -> None:
+    assert child(ENDING) == "over 1"

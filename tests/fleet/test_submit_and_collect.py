@@ -27,6 +27,7 @@ from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import CompositeResolver
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialKey
+from tests.fleet.build import serving
 from tests.fleet.fake_worker import FakeWorker, answer
 
 
@@ -241,22 +242,20 @@ async def test_a_late_result_of_another_run_disturbs_no_collection_and_is_not_lo
         return input
 
     loop = EvalLoop(loop=slow, evaluator=exact_match, requests=requests, results=results)
-    working = asyncio.create_task(loop.run())
-    first = await submit_dataset(numbers(4), Experiment(), requests)
-    with pytest.warns(UserWarning, match=rf"1 of 4 results of run {first} did not arrive in time"):
-        await collect_results(results, 4, timeout_seconds=0.5)
-    may_end.set()
-    (late,) = await results.receive(1, 60, 20)
-    await late.nack(0)
-    for _ in range(5):  # The straggler is offered to other collectors first.
-        second = await submit_dataset(numbers(4), Experiment(), requests)
-        report = await collect_results(results, 4, timeout_seconds=20, run_id=second if named else None)
-        assert (report.run_id, report.total, report.status) == (second, 4, "finished")
-        clock.advance(10)
-    (letter,) = await results.dead_letters.page()
-    assert first in letter.reason
-    loop.stop()
-    await working
+    async with serving(loop):
+        first = await submit_dataset(numbers(4), Experiment(), requests)
+        with pytest.warns(UserWarning, match=rf"1 of 4 results of run {first} did not arrive in time"):
+            await collect_results(results, 4, timeout_seconds=0.5)
+        may_end.set()
+        (late,) = await results.receive(1, 60, 20)
+        await late.nack(0)
+        for _ in range(5):  # The straggler is offered to other collectors first.
+            second = await submit_dataset(numbers(4), Experiment(), requests)
+            report = await collect_results(results, 4, timeout_seconds=20, run_id=second if named else None)
+            assert (report.run_id, report.total, report.status) == (second, 4, "finished")
+            clock.advance(10)
+        (letter,) = await results.dead_letters.page()
+        assert first in letter.reason
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -284,23 +283,21 @@ async def test_results_of_a_run_that_was_collected_in_part_are_named_and_not_sai
         return input
 
     loop = EvalLoop(loop=slow, evaluator=exact_match, requests=requests, results=results)
-    working = asyncio.create_task(loop.run())
-    store = open_store("memory:")
-    run_id = await submit_dataset(numbers(4), requests)
-    with pytest.warns(UserWarning, match="2 of 4 results"):
-        await collect_results(results, 4, timeout_seconds=0.5, store=store)
-    may_end.set()
-    while await results.approximate_count() < 2:  # noqa: ASYNC110 - the mailbox has no event for it
-        await asyncio.sleep(0.01)
-    remedy = rf"the mailbox has results of other runs: 2 of run {run_id}\. .* pass run_id='{run_id}'\.$"
-    with pytest.warns(UserWarning, match=rf"4 of 4 results .* did not arrive in time: .*; {remedy}"):
-        await collect_results(results, 4, timeout_seconds=0.1)
-    assert f"none of the 4 results arrived; the mailbox has results of other runs: 2 of run {run_id}" in caplog.text
-    assert "check that workers are running" not in caplog.text
-    report = await collect_results(results, 4, timeout_seconds=20, run_id=run_id, store=store)
-    assert (report.total, report.status) == (4, "finished")
-    loop.stop()
-    await working
+    async with serving(loop):
+        store = open_store("memory:")
+        run_id = await submit_dataset(numbers(4), requests)
+        with pytest.warns(UserWarning, match="2 of 4 results"):
+            await collect_results(results, 4, timeout_seconds=0.5, store=store)
+        may_end.set()
+        while await results.approximate_count() < 2:  # noqa: ASYNC110 - the mailbox has no event for it
+            await asyncio.sleep(0.01)
+        remedy = rf"the mailbox has results of other runs: 2 of run {run_id}\. .* pass run_id='{run_id}'\.$"
+        with pytest.warns(UserWarning, match=rf"4 of 4 results .* did not arrive in time: .*; {remedy}"):
+            await collect_results(results, 4, timeout_seconds=0.1)
+        assert f"none of the 4 results arrived; the mailbox has results of other runs: 2 of run {run_id}" in caplog.text
+        assert "check that workers are running" not in caplog.text
+        report = await collect_results(results, 4, timeout_seconds=20, run_id=run_id, store=store)
+        assert (report.total, report.status) == (4, "finished")
 
 
 async def test_of_two_submissions_one_is_collected_and_the_other_is_named() -> None:
@@ -377,12 +374,10 @@ async def test_requests_that_the_queue_lost_are_sent_again(monkeypatch: pytest.M
     assert (len(executed), len(lost)) == (10, 20)
     await requests.purge()
     loop = EvalLoop(loop=task, evaluator=exact_match, requests=requests, results=results)
-    working = asyncio.create_task(loop.run())
-    report = await collect_results(results, 30, timeout_seconds=20, store=store, run_id=run_id, requests=requests)
-    assert (report.total, report.pass_rate, report.status) == (30, 1.0, "finished")
-    assert sorted(executed) == list(range(30))
-    loop.stop()
-    await working
+    async with serving(loop):
+        report = await collect_results(results, 30, timeout_seconds=20, store=store, run_id=run_id, requests=requests)
+        assert (report.total, report.pass_rate, report.status) == (30, 1.0, "finished")
+        assert sorted(executed) == list(range(30))
     with pytest.raises(ConfigurationError, match="requests must be given with the run_id and the store"):
         await collect_results(results, 30, requests=requests)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,9 +11,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from fairtrial import Dataset, Experiment, Sample, Session, TrialContext, exact_match, open_store
+from fairtrial import Dataset, Experiment, Sample, Session, exact_match, open_store
 from fairtrial.fleet import (
     EvalLoop,
     EvalReply,
@@ -28,12 +26,8 @@ from fairtrial.fleet.client import collect
 from fairtrial.mailbox import InMemoryMailbox, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
 from fairtrial.trials.context import TrialKey
+from tests.fleet.build import serving
 from tests.fleet.loop_process import Answer, Problem
-
-
-class Model(BaseModel):
-    value: int
-
 
 PROBLEMS = Dataset([Sample(f"s{i}", Problem(i, i), Answer(2 * i)) for i in range(5)])
 
@@ -57,19 +51,6 @@ async def add_anything(problem: Any) -> Any:
     return Answer(problem.a + problem.b)
 
 
-def _answers(given) -> Answer:  # type: ignore[no-untyped-def]
-    return Answer(given)
-
-
-def _with_context(given, ctx: TrialContext) -> Answer:  # type: ignore[no-untyped-def]
-    return Answer(given)
-
-
-class _Callable:
-    def __call__(self, given: Problem, ctx: TrialContext) -> Answer:
-        return Answer(given.a)
-
-
 def same(output: Answer, expected: Answer) -> bool:
     return output == expected
 
@@ -89,19 +70,13 @@ async def scored(where: str, url: str, dataset: Any = PROBLEMS, main: Any = None
     async with AsyncExitStack() as stack:
         requests = await stack.enter_async_context(mailbox(where, EvalRequest, url))
         results = await stack.enter_async_context(mailbox(where, EvalReply, url))
-        working: list[Any] = []
         if main is not None:
             inputs = loop["mainloop_requests"] = await stack.enter_async_context(mailbox(where, MainLoopRequest, url))
-            serving = main(requests=inputs)
-            working.append((serving, asyncio.create_task(serving.run())))
+            await stack.enter_async_context(serving(main(requests=inputs)))
         evals = EvalLoop(requests=requests, results=results, **{"evaluator": exact_match, **loop})
-        working.append((evals, asyncio.create_task(evals.run())))
+        await stack.enter_async_context(serving(evals))
         run_id = await submit_dataset(dataset, Experiment(), requests)
-        report = await collect_results(results, len(dataset), timeout_seconds=30, run_id=run_id)
-        for one, task in working:
-            one.stop()
-            await task
-        return report
+        return await collect_results(results, len(dataset), timeout_seconds=30, run_id=run_id)
 
 
 @pytest.mark.parametrize("where", ["by reference", "encoded", "redis"])
@@ -142,11 +117,9 @@ async def test_requests_that_are_sent_again_keep_their_types(monkeypatch: pytest
     run_id = await submit_dataset(PROBLEMS, Experiment(), requests, store=store)
     await requests.purge()
     loop = EvalLoop(loop=add, evaluator=exact_match, requests=requests, results=results)
-    working = asyncio.create_task(loop.run())
-    report = await collect_results(results, 5, timeout_seconds=20, store=store, run_id=run_id, requests=requests)
-    assert (report.pass_rate, report.total) == (1.0, 5)
-    loop.stop()
-    await working
+    async with serving(loop):
+        report = await collect_results(results, 5, timeout_seconds=20, store=store, run_id=run_id, requests=requests)
+        assert (report.pass_rate, report.total) == (1.0, 5)
 
 
 @pytest.mark.parametrize(

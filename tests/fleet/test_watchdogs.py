@@ -16,7 +16,8 @@ import pytest
 
 from fairtrial.fleet.ops.group import LoopGroup
 from fairtrial.fleet.ops.watchdog import Watchdog
-from tests.fleet.grouping import Steady, ask, running, until
+from tests.fleet.build import until
+from tests.fleet.grouping import Steady, ask, running
 
 pytestmark = pytest.mark.proves("R83", "R84", "R109")
 

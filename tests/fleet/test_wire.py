@@ -232,6 +232,10 @@ BAD_REPLIES: list[dict[str, Any]] = [
     {"sample": [1, 2, 3]},
     {"worker": None},
 ]
+BAD_PLAIN_REPLIES: list[dict[str, Any]] = [
+    *({"ordinal": "1"}, {"attempt": 0}, {"execution": None}, {"started_at": "x"}, {"id": 5}, {"key": []}),
+    *({"sample_ordinal": -1}, {"latency_ms": 1.5}),
+]
 BAD_MAIN: list[dict[str, Any]] = [{"timeout_seconds": "1"}, {"experiment": "a/b"}, {"seed": -1}, {"key": "x"}]
 
 
@@ -254,46 +258,21 @@ PLAIN_REPLY = EvalReply(
 
 
 class TestWhatDoesNotGetThrough:
-    @pytest.mark.parametrize("change", BAD_REQUESTS, ids=str)
-    def test_an_ordinary_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
-        assert EvalRequest.from_wire(PLAIN_REQUEST.to_wire()) == PLAIN_REQUEST
-        with pytest.raises(CodecError):
-            EvalRequest.from_wire(tampered(PLAIN_REQUEST, **change))
-
     @pytest.mark.parametrize(
-        "change",
+        ("body", "change"),
         [
-            *BAD_REPLIES,
-            {"ordinal": "1"},
-            {"attempt": 0},
-            {"execution": None},
-            {"started_at": "x"},
-            {"id": 5},
-            {"key": []},
-            {"sample_ordinal": -1},
-            {"latency_ms": 1.5},
+            *((body, change) for body in (PLAIN_REQUEST, REQUEST) for change in BAD_REQUESTS),
+            *((body, change) for body in (PLAIN_REPLY, REPLY) for change in BAD_REPLIES),
+            *((PLAIN_REPLY, change) for change in BAD_PLAIN_REPLIES),
+            *((MAIN_REQUEST, change) for change in BAD_MAIN),
         ],
-        ids=lambda change: str(change)[:40],
+        ids=lambda value: str(value)[:40],
     )
-    def test_an_ordinary_reply_with_a_wrong_field(self, change: dict[str, Any]) -> None:
-        assert EvalReply.from_wire(PLAIN_REPLY.to_wire()) == PLAIN_REPLY
+    def test_a_message_with_a_wrong_field(self, body: Any, change: dict[str, Any]) -> None:
+        if body in (PLAIN_REQUEST, PLAIN_REPLY):
+            assert type(body).from_wire(body.to_wire()) == body
         with pytest.raises(CodecError):
-            EvalReply.from_wire(tampered(PLAIN_REPLY, **change))
-
-    @pytest.mark.parametrize("change", BAD_REQUESTS, ids=str)
-    def test_a_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
-        with pytest.raises(CodecError):
-            EvalRequest.from_wire(tampered(REQUEST, **change))
-
-    @pytest.mark.parametrize("change", BAD_REPLIES, ids=lambda change: str(change)[:40])
-    def test_a_reply_with_a_wrong_field(self, change: dict[str, Any]) -> None:
-        with pytest.raises(CodecError):
-            EvalReply.from_wire(tampered(REPLY, **change))
-
-    @pytest.mark.parametrize("change", BAD_MAIN, ids=str)
-    def test_a_main_loop_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
-        with pytest.raises(CodecError):
-            MainLoopRequest.from_wire(tampered(MAIN_REQUEST, **change))
+            type(body).from_wire(tampered(body, **change))
 
     @pytest.mark.parametrize("kind", [EvalRequest, EvalReply, MainLoopRequest, MainLoopResult])
     @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 200_000, b'{"v":1,"x":NaN}'])

@@ -44,18 +44,29 @@ class TestInMemoryMailbox(MailboxConformance):
         self.clock.advance(seconds)
 
 
-@pytest.mark.proves("R67", "R69", "R72", "R81", "R82")
-class TestRedisMailbox(MailboxConformance):
-    @pytest.fixture(autouse=True)
-    def world(self, redis_url: str) -> None:
-        self.url = redis_url
+class OnServer(MailboxConformance):
+    """Mailboxes of one kind on the server at `url`."""
+
+    url: str
+    kind: Any
+    settings: dict[str, Any] = {}
 
     @asynccontextmanager
     async def make_mailbox(
         self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
     ) -> AsyncIterator[Mailbox[Any]]:
-        async with RedisMailbox(name, body_type, self.url, reply_resolver=resolver, sweep_seconds=0.02) as mailbox:
+        async with self.kind(name, body_type, self.url, reply_resolver=resolver, **self.settings) as mailbox:
             yield mailbox
+
+
+@pytest.mark.proves("R67", "R69", "R72", "R81", "R82")
+class TestRedisMailbox(OnServer):
+    kind = RedisMailbox
+    settings = {"sweep_seconds": 0.02}
+
+    @pytest.fixture(autouse=True)
+    def world(self, redis_url: str) -> None:
+        self.url = redis_url
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
         assert isinstance(mailbox, RedisMailbox)
@@ -63,17 +74,12 @@ class TestRedisMailbox(MailboxConformance):
 
 
 @pytest.mark.proves("R67", "R72", "R81", "R82")
-class TestPostgresMailbox(MailboxConformance):
+class TestPostgresMailbox(OnServer):
+    kind = PostgresMailbox
+
     @pytest.fixture(autouse=True)
     def world(self, mailbox_database: str) -> None:
         self.url = mailbox_database
-
-    @asynccontextmanager
-    async def make_mailbox(
-        self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
-    ) -> AsyncIterator[Mailbox[Any]]:
-        async with PostgresMailbox(name, body_type, self.url, reply_resolver=resolver) as mailbox:
-            yield mailbox
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
         assert isinstance(mailbox, PostgresMailbox)
@@ -124,7 +130,7 @@ REAL_TIME = {
 }
 
 
-class TestRedisMailboxInRealTime(TestRedisMailbox):
+class InRealTime(MailboxConformance):
     """What depends on time, on leases that really run out."""
 
     lease = 1.0
@@ -138,18 +144,12 @@ class TestRedisMailboxInRealTime(TestRedisMailbox):
         await MailboxConformance.pass_time(self, mailbox, seconds)
 
 
-class TestPostgresMailboxInRealTime(TestPostgresMailbox):
-    """What depends on time, on leases that really run out."""
+class TestRedisMailboxInRealTime(InRealTime, TestRedisMailbox):
+    pass
 
-    lease = 1.0
-    margin = 0.3
 
-    for _name in dir(MailboxConformance):
-        if _name.startswith("test_") and _name not in REAL_TIME:
-            locals()[_name] = None
-
-    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
-        await MailboxConformance.pass_time(self, mailbox, seconds)
+class TestPostgresMailboxInRealTime(InRealTime, TestPostgresMailbox):
+    pass
 
 
 @pytest.mark.proves("R69")

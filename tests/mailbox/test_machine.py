@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -35,14 +35,27 @@ SQS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "12"))
 STEPS = 30
 
 
-class InMemoryWorld:
-    def __init__(self, runner: asyncio.Runner) -> None:
+class World:
+    """Mailboxes that are used by blocking calls."""
+
+    def __init__(self, runner: asyncio.Runner, connection: Any = None) -> None:
         self.runner = runner
+        self.connection = connection
         self.clock = FakeClock()
 
     def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(coroutine)
 
+    def opened(self, kind: Any, **settings: Any) -> Mailbox[int]:
+        mailbox = kind(f"box-{uuid.uuid4().hex}", int, self.connection, **settings)
+        self.run(mailbox.open())
+        return mailbox  # type: ignore[no-any-return]
+
+    def close(self, mailbox: Mailbox[int]) -> None:
+        self.run(mailbox.close())
+
+
+class InMemoryWorld(World):
     def open(self) -> Mailbox[int]:
         return InMemoryMailbox("box", int, clock=self.clock)
 
@@ -50,76 +63,40 @@ class InMemoryWorld:
         self.clock.advance(seconds)
         self.run(mailbox.depth())  # Looks for what is due, as a sweeper would.
 
-    def close(self, mailbox: Mailbox[int]) -> None:
-        self.run(mailbox.close())
 
-
-class RedisWorld:
-    def __init__(self, runner: asyncio.Runner, connection: RedisConnection) -> None:
-        self.runner = runner
-        self.connection = connection
-
-    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(coroutine)
-
+class RedisWorld(World):
     def open(self) -> Mailbox[int]:
-        mailbox = RedisMailbox(f"box-{uuid.uuid4().hex}", int, self.connection, sweep_seconds=None, ttl_seconds=600)
-        self.run(mailbox.open())
-        return mailbox
+        return self.opened(RedisMailbox, sweep_seconds=None, ttl_seconds=600)
 
     def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
         assert isinstance(mailbox, RedisMailbox)
         self.run(age(mailbox, seconds))
         self.run(mailbox.sweep())
 
-    def close(self, mailbox: Mailbox[int]) -> None:
-        self.run(mailbox.close())
 
-
-class PostgresWorld:
-    def __init__(self, runner: asyncio.Runner, connection: PostgresConnection) -> None:
-        self.runner = runner
-        self.connection = connection
-
-    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(coroutine)
-
+class PostgresWorld(World):
     def open(self) -> Mailbox[int]:
-        mailbox = PostgresMailbox(f"box-{uuid.uuid4().hex}", int, self.connection, ttl_seconds=600)
-        self.run(mailbox.open())
-        return mailbox
+        return self.opened(PostgresMailbox, ttl_seconds=600)
 
     def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
         assert isinstance(mailbox, PostgresMailbox)
         self.run(age_rows(mailbox, seconds))
 
-    def close(self, mailbox: Mailbox[int]) -> None:
-        self.run(mailbox.close())
 
-
-class SqsWorld:
+class SqsWorld(World):
     retention_seconds = 14 * 24 * 3600.0
 
     def __init__(self, runner: asyncio.Runner, server: SqsServer, connection: SqsConnection, clock: FakeClock) -> None:
-        self.runner = runner
+        super().__init__(runner, connection)
         self.server = server
-        self.connection = connection
         self.clock = clock
 
-    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(coroutine)
-
     def open(self) -> Mailbox[int]:
-        mailbox = SqsMailbox(f"box-{uuid.uuid4().hex}", int, self.connection)
-        self.run(mailbox.open())
-        return mailbox
+        return self.opened(SqsMailbox)
 
     def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
         self.server.pass_time(seconds)
         self.clock.advance(seconds)
-
-    def close(self, mailbox: Mailbox[int]) -> None:
-        self.run(mailbox.close())
 
 
 @pytest.fixture
@@ -128,32 +105,31 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def schedules(count: int) -> settings:
-    return settings(
-        max_examples=count,
-        stateful_step_count=STEPS,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
+def check(world: Callable[[], World], count: int) -> None:
+    """Compare random schedules with the model."""
+    checks = list(HealthCheck)
+    chosen = settings(
+        max_examples=count, stateful_step_count=STEPS, deadline=None, suppress_health_check=checks, database=None
     )
+    last = world()
+    try:
+        run_state_machine_as_test(mailbox_machine(world), settings=chosen)
+    finally:
+        if last.connection is not None:
+            last.run(last.connection.close())
 
 
 @pytest.mark.proves("R61", "R67", "R68")
 @pytest.mark.long
 def test_500_random_schedules_in_memory_agree_with_the_model(runner: asyncio.Runner) -> None:
-    machine = mailbox_machine(lambda: InMemoryWorld(runner))
-    run_state_machine_as_test(machine, settings=schedules(SCHEDULES))
+    check(lambda: InMemoryWorld(runner), SCHEDULES)
 
 
 @pytest.mark.long
 @pytest.mark.proves("R61", "R67", "R69")
 def test_random_schedules_on_redis_agree_with_the_model(runner: asyncio.Runner, redis_url: str) -> None:
     connection = RedisConnection(redis_url)
-    try:
-        machine = mailbox_machine(lambda: RedisWorld(runner, connection))
-        run_state_machine_as_test(machine, settings=schedules(SERVER_SCHEDULES))
-    finally:
-        runner.run(connection.close())
+    check(lambda: RedisWorld(runner, connection), SERVER_SCHEDULES)
 
 
 @pytest.mark.long
@@ -164,19 +140,11 @@ def test_random_schedules_on_sqs_agree_with_the_model(runner: asyncio.Runner, sq
     with SqsServer() as server:  # A server of its own, because its clock stands still.
         server.freeze()
         connection = SqsConnection(server.url(linger=0, shards=shards), clock=clock)
-        try:
-            machine = mailbox_machine(lambda: SqsWorld(runner, server, connection, clock))
-            run_state_machine_as_test(machine, settings=schedules(SQS_SCHEDULES))
-        finally:
-            runner.run(connection.close())
+        check(lambda: SqsWorld(runner, server, connection, clock), SQS_SCHEDULES)
 
 
 @pytest.mark.long
 @pytest.mark.proves("R61", "R67")
 def test_random_schedules_on_postgresql_agree_with_the_model(runner: asyncio.Runner, mailbox_database: str) -> None:
     connection = PostgresConnection(mailbox_database)
-    try:
-        machine = mailbox_machine(lambda: PostgresWorld(runner, connection))
-        run_state_machine_as_test(machine, settings=schedules(SERVER_SCHEDULES))
-    finally:
-        runner.run(connection.close())
+    check(lambda: PostgresWorld(runner, connection), SERVER_SCHEDULES)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,25 +16,13 @@ from fairtrial.errors import (
     LeaseLostError,
     MailboxAccessError,
     MailboxConnectionError,
-    MailboxError,
 )
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
 from fairtrial.mailbox.postgres import receive
 from fairtrial.mailbox.postgres.statements import CHANNEL, SCHEMA_VERSION
 from tests.fleet.build import until
 from tests.mailbox.ageing import age_rows
-from tests.servers import PgBouncer, PostgresServer, free_port
-
-WORKER = """
-import asyncio, sys
-from fairtrial.mailbox import PostgresMailbox
-async def main():
-    async with PostgresMailbox(sys.argv[2], int, sys.argv[1]) as mailbox:
-        messages = await mailbox.receive(int(sys.argv[3]), 1.0, 20)
-        print(len(messages), flush=True)
-        await asyncio.sleep(600)
-asyncio.run(main())
-"""
+from tests.servers import PgBouncer, PostgresServer
 
 
 def disconnect_all(url: str) -> int:
@@ -48,31 +34,6 @@ def disconnect_all(url: str) -> int:
         """
         ((count,),) = admin.execute(statement).fetchall()
         return int(count)
-
-
-@pytest.mark.proves("R61")
-async def test_a_worker_killed_with_its_messages_loses_none_of_them(mailbox_database: str) -> None:
-    name = f"kill-{uuid.uuid4().hex}"
-    async with PostgresMailbox(name, int, mailbox_database) as mailbox:
-        for number in range(20):
-            await mailbox.send(number)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", WORKER, mailbox_database, name, "12"), stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert int(await process.stdout.readline()) == 12
-        process.kill()
-        await process.communicate()
-        seen: dict[int, tuple[int, int]] = {}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(20):
-                while len(seen) < 20:
-                    for message in await mailbox.receive(10, 60, 1):
-                        assert message.body not in seen
-                        seen[message.body] = (message.delivery_count, message.expiries)
-                        await message.acknowledge()
-        assert sorted(seen) == list(range(20))
-        assert sorted(seen.values()) == [(1, 0)] * 8 + [(2, 1)] * 12
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["restart", "crash"])
@@ -184,15 +145,6 @@ async def test_leases_of_several_workers_that_expire_together_are_an_outage(mail
             assert [message.expiries for message in messages] == [expiries, expiries]
             for message in messages:
                 await message.nack()
-
-
-async def test_an_unreachable_server_is_a_connection_error_without_the_password() -> None:
-    url = f"postgresql://me:very-secret@127.0.0.1:{free_port()}/db"
-    mailbox: PostgresMailbox[int] = PostgresMailbox("box", int, url)
-    with pytest.raises(MailboxConnectionError) as caught:
-        await mailbox.send(1)
-    assert "very-secret" not in f"{caught.value} {mailbox!r} {mailbox.connection!r}"
-    await mailbox.close()
 
 
 async def test_a_wrong_password_is_an_access_error(pg_url: str) -> None:
@@ -355,17 +307,6 @@ async def test_notifications_that_were_late_once_are_tried_again(
         await mailbox.send(7)
         (message,) = await asyncio.wait_for(waiting, 5)
         assert message.body == 7
-
-
-async def test_another_event_loop_is_refused(mailbox_database: str) -> None:
-    async with PostgresConnection(mailbox_database) as connection:
-        await PostgresMailbox("box", int, connection).depth()
-
-        def elsewhere() -> None:
-            asyncio.run(PostgresMailbox("box", int, connection).depth())
-
-        with pytest.raises(MailboxError, match="event loop"):
-            await asyncio.to_thread(elsewhere)
 
 
 async def test_a_waiting_receiver_follows_a_mailbox_that_was_removed_and_created_again(

@@ -29,6 +29,7 @@ from fairtrial import (
 )
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive, follow
+from fairtrial.store import RunStore
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -72,7 +73,7 @@ class TestRules:
         ):
             EvalSuite("s", samples([1]), echo, exact_match, config=EvalConfig(stop_when=DECIDE))
 
-    async def test_clusters_are_refused_before_the_first_call(self) -> None:
+    async def test_clusters_are_refused_before_the_first_call(self, store: RunStore) -> None:
         calls: list[int] = []
 
         async def count(given: int) -> int:
@@ -80,7 +81,6 @@ class TestRules:
             return given
 
         data = Dataset([*samples([1, 1]), *(Sample(name, 1, 1, {"cluster": "passage 7"}) for name in "ab")])
-        store = open_store("memory:")
         suite = EvalSuite("s", data, count, exact_match, config=EvalConfig(stop_when=NARROW))
         with pytest.raises(ConfigurationError, match="sample 'b' is not the first of cluster 'passage 7'"):
             await suite.run(store=store)
@@ -99,11 +99,10 @@ class TestRules:
             else:
                 assert (await suite.run(store="memory:")).adaptive is not None
 
-    async def test_a_graded_score_ends_the_run_with_a_sentence_and_no_interval(self) -> None:
+    async def test_a_graded_score_ends_the_run_with_a_sentence_and_no_interval(self, store: RunStore) -> None:
         def grade(output: int, expected: int) -> float:
             return 1.0 if output else 0.25
 
-        store = open_store("memory:")
         data = samples([1] * 30 + [0] + [1] * 30)
         config = EvalConfig(stop_when=StopWhen(0.05, every=1, shuffle=False), max_concurrent=4)
         with pytest.raises(ConfigurationError, match=r"s30#0 failed with 0\.25: look at verdicts alone"):
@@ -398,10 +397,9 @@ class TestRuns:
             covered += figures["low"] <= np.mean(values) <= figures["high"]
         assert covered >= 10
 
-    async def test_a_run_resumed_stops_where_it_would_have_stopped(self) -> None:
+    async def test_a_run_resumed_stops_where_it_would_have_stopped(self, store: RunStore) -> None:
         values = outcomes(600, 0.8, seed=5)
         expected = stats.rate_decision(np.asarray(values, dtype=float), width=0.2, every=10)
-        store = open_store("memory:")
         failing = {30, 40}
 
         async def sometimes(given: int, ctx: TrialContext) -> int:
@@ -423,9 +421,8 @@ class TestRuns:
         assert (second.run_id, second.status) == (first.run_id, "stopped")
         assert (note["samples"], figures["passed"]) == (expected.looked_at, expected.successes)
 
-    async def test_what_was_decided_before_an_interrupt_needs_no_further_trial(self) -> None:
+    async def test_what_was_decided_before_an_interrupt_needs_no_further_trial(self, store: RunStore) -> None:
         values = [1] * 200
-        store = open_store("memory:")
         calls: list[int] = []
 
         async def count(given: int) -> int:
@@ -490,8 +487,7 @@ class TestRuns:
         )
         assert (report.status, dict(report.errors)) == ("interrupted", {"timeout": 1})
 
-    async def test_rescored_outputs_keep_the_figures_for_their_number_of_samples(self) -> None:
-        store = open_store("memory:")
+    async def test_rescored_outputs_keep_the_figures_for_their_number_of_samples(self, store: RunStore) -> None:
         values = outcomes(600, 0.8)
         suite = EvalSuite("s", samples(values), echo, exact_match, config=EvalConfig(stop_when=NARROW))
         first = await suite.run(store=store)

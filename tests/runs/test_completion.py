@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from fairtrial.cli.user_errors import ExitCode
 from fairtrial.errors import StoreError
 from fairtrial.store.column_cache import cached_columns
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.protocol import NO_SAMPLES, Committed
+from fairtrial.store.protocol import Committed
 
 
 def numbers(count: int) -> Dataset[int, int]:
@@ -122,18 +122,12 @@ class Forgetful(MemoryStore):
         self.commits = 0
         self.lost = 0
 
-    def commit(
-        self,
-        run_id: str,
-        results: Sequence[EvalResult],
-        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
-        **rest: Any,
-    ) -> Committed:
+    def commit(self, run_id: str, *given: Any, **rest: Any) -> Committed:
         self.commits += 1
         if self.commits in self.forgets:
             self.lost += len(self._runs[run_id].entries)
             self._runs[run_id].entries.clear()
-        return super().commit(run_id, results, samples, **rest)
+        return super().commit(run_id, *given, **rest)
 
 
 class Picky(MemoryStore):
@@ -141,32 +135,31 @@ class Picky(MemoryStore):
 
     picky = True
 
-    def commit(
-        self,
-        run_id: str,
-        results: Sequence[EvalResult],
-        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
-        **rest: Any,
-    ) -> Committed:
+    def commit(self, run_id: str, results: Sequence[EvalResult], *given: Any, **rest: Any) -> Committed:
         bad = [result for result in results if self.picky and result.sample_id == "s1"]
-        kept = super().commit(run_id, [result for result in results if result not in bad], samples, **rest)
+        kept = super().commit(run_id, [result for result in results if result not in bad], *given, **rest)
         return Committed(kept.new, kept.duplicate, tuple((result.key, "no") for result in bad))
+
+
+class Echo:
+    """A task that notes what it was given."""
+
+    def __init__(self) -> None:
+        self.executed: list[int] = []
+
+    async def __call__(self, given: int) -> int:
+        self.executed.append(given)
+        return given
 
 
 class TestTheStoreDecides:
     async def test_results_that_a_failover_lost_are_executed_again(self, caplog: pytest.LogCaptureFixture) -> None:
-        executed: list[int] = []
-
-        async def task(given: int) -> int:
-            executed.append(given)
-            return given
-
-        store = Forgetful(3)
+        store, task = Forgetful(3), Echo()
         suite = EvalSuite("s", numbers(2000), task, exact_match, config=EvalConfig(max_concurrent=100))
         report = await suite.run(store=store)
         assert (report.status, report.successful) == ("finished", 2000)
         assert store.lost > 0
-        assert len(executed) == 2000 + store.lost
+        assert len(task.executed) == 2000 + store.lost
         assert "are missing from the store: executing these trials again" in caplog.text
 
     async def test_a_store_that_keeps_losing_results_makes_the_run_incomplete(self) -> None:
@@ -175,31 +168,19 @@ class TestTheStoreDecides:
                 self._runs[run_id].entries.pop(0, None)
                 return super().done(run_id)
 
-        store = Leaky()
-        executed: list[int] = []
-
-        async def task(given: int) -> int:
-            executed.append(given)
-            return given
-
+        store, task = Leaky(), Echo()
         report = await EvalSuite("s", numbers(5), task, exact_match).run(store=store)
         assert (report.status, report.total, report.not_run) == ("incomplete", 4, 1)
         assert report.run.notes["stopped"] == "1 of 5 trials have no stored result"
         assert report.run.finished_at is None
-        assert executed.count(0) == 3
+        assert task.executed.count(0) == 3
 
     @pytest.mark.filterwarnings("ignore:.*trials have changed")  # They count their calls.
     async def test_a_run_is_incomplete_when_a_result_is_refused_and_the_same_command_continues_it(self) -> None:
-        store = Picky()
-        executed: list[int] = []
-
-        async def task(given: int) -> int:
-            executed.append(given)
-            return given
-
+        store, task = Picky(), Echo()
         suite = EvalSuite("s", numbers(3), task, exact_match)
         report = await suite.run(store=store)
-        assert (report.status, report.total, report.not_run, executed) == ("incomplete", 2, 1, [0, 1, 2])
+        assert (report.status, report.total, report.not_run, task.executed) == ("incomplete", 2, 1, [0, 1, 2])
         assert exit_status(report, fail_under=None, max_error_share=1.0) == (
             ExitCode.ERRORED,
             "1 of 3 trials have no stored result; run the same command to execute them",
@@ -207,7 +188,7 @@ class TestTheStoreDecides:
         store.picky = False
         again = await suite.run(store=store)
         assert (again.run_id, again.status, again.total) == (report.run_id, "finished", 3)
-        assert executed == [0, 1, 2, 1]
+        assert task.executed == [0, 1, 2, 1]
 
     async def test_tokens_that_add_up_to_more_than_a_column_holds_are_stored_as_an_error(self, store: str) -> None:
         async def task(given: int, ctx: TrialContext) -> int:

@@ -32,7 +32,7 @@ from fairtrial.models import (
     prompt_task,
 )
 from fairtrial.models.judges import llm_judge
-from fairtrial.store import RunStore, open_store
+from fairtrial.store import RunStore
 
 GOOD = {"reason": "r", "rating": "good"}
 ASK = PromptTemplate[str](key="ask", sections=[MarkdownSection[None]("", "$question")])
@@ -78,15 +78,14 @@ async def test_task_and_judge_cost_are_apart_and_count_together() -> None:
     assert report.results[0].total_cost_usd == 1.75
 
 
-async def test_a_resumed_run_counts_what_its_judges_cost_before() -> None:
-    store = open_store("memory:")
+async def test_a_resumed_run_counts_what_its_judges_cost_before(store: RunStore) -> None:
     for cap, total in ((2.0, 2), (2.0, 2), (3.5, 4), (99.0, 10)):
         report = await run(suite(same, judge(), cap), store)
         assert (report.total, report.judge_cost_usd) == (total, float(total))
         assert (report.status == "finished") is (total == 10)
 
 
-async def test_scoring_again_in_the_same_run_counts_each_call_once() -> None:
+async def test_scoring_again_in_the_same_run_counts_each_call_once(store: RunStore) -> None:
     broken = threading.Event()
     broken.set()
 
@@ -95,7 +94,6 @@ async def test_scoring_again_in_the_same_run_counts_each_call_once() -> None:
             raise ValueError("not today")
         return output == expected
 
-    store = open_store("memory:")
     evaluator = all_of(sometimes, judge())
     first = await run(suite(paid, evaluator, size=3), store)
     assert (first.status, first.cost_usd, first.judge_cost_usd) == ("unscored", 1.5, 3.0)
@@ -106,7 +104,7 @@ async def test_scoring_again_in_the_same_run_counts_each_call_once() -> None:
     assert again.status == "interrupted"
 
 
-async def test_a_retried_trial_keeps_the_cost_of_its_failed_execution() -> None:
+async def test_a_retried_trial_keeps_the_cost_of_its_failed_execution(store: RunStore) -> None:
     broken = [True]
 
     async def task(given: str, ctx: TrialContext) -> str:
@@ -115,7 +113,6 @@ async def test_a_retried_trial_keeps_the_cost_of_its_failed_execution() -> None:
             raise ValueError("not today")
         return given
 
-    store = open_store("memory:")
     first = await run(suite(task, judge(), size=2), store)
     assert (first.cost_usd, first.judge_cost_usd) == (1.0, None)
     broken[0] = False
@@ -124,8 +121,7 @@ async def test_a_retried_trial_keeps_the_cost_of_its_failed_execution() -> None:
     assert (again.cost_usd, again.judge_cost_usd, again.total_tokens) == (2.0, 2.0, 60)
 
 
-async def test_rescoring_counts_its_own_judges_under_the_cap() -> None:
-    store = open_store("memory:")
+async def test_rescoring_counts_its_own_judges_under_the_cap(store: RunStore) -> None:
     first = await run(suite(paid, judge()), store)
     assert (first.cost_usd, first.judge_cost_usd) == (5.0, 10.0)
     whole = await suite(paid, judge(0.5)).rescore(first.run_id, store=store)
@@ -138,7 +134,7 @@ async def test_rescoring_counts_its_own_judges_under_the_cap() -> None:
 @pytest.mark.proves("R147")
 @pytest.mark.parametrize("place", ["judge", "member", "prompt_task", "agent_task", "adapter"])
 async def test_an_unknown_price_is_said_before_the_first_trial_and_refused_if_strict(
-    place: str, caplog: pytest.LogCaptureFixture
+    place: str, caplog: pytest.LogCaptureFixture, store: RunStore
 ) -> None:
     adapter = ScriptedAdapter(lambda messages: "a", model="tiny")
     task: Any = same
@@ -159,7 +155,6 @@ async def test_an_unknown_price_is_said_before_the_first_trial_and_refused_if_st
         await run(made)
     assert "the price of 'tiny' is unknown" in caplog.messages[0]
     assert "prices=Prices(input=..., output=...)" in caplog.messages[0]
-    store = open_store("memory:")
     with pytest.raises(ConfigurationError, match=r"strict_cost: the price of 'tiny' is unknown\nGive the adapter"):
         await run(strict, store)
     assert store.runs() == []

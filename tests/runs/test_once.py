@@ -12,6 +12,7 @@ from fairtrial import ConfigurationError, EvalConfig, EvalSuite, exact_match, ma
 from fairtrial.errors import RunBusyError, RunMismatchError
 from fairtrial.runs import opening, run_lease
 from fairtrial.runs.runner import Interrupt, execute_run
+from fairtrial.store import RunStore
 from tests.runs.doubles import doubles
 
 
@@ -33,8 +34,7 @@ def suite(task: Any, evaluator: Any = exact_match, **config: Any) -> EvalSuite[i
     return EvalSuite("s", doubles(4), task, evaluator, version="1", config=EvalConfig(max_concurrent=1, **config))
 
 
-async def test_a_key_resumes_its_run_and_a_finished_one_is_not_executed_again() -> None:
-    store = open_store("memory:")
+async def test_a_key_resumes_its_run_and_a_finished_one_is_not_executed_again(store: RunStore) -> None:
     first, second, third = Counting(1), Counting(), Counting()
     stopped = await suite(first, stop_on_error=True).run(store=store, once="nightly")
     between = await suite(Counting()).run(store=store, resume="never")
@@ -67,11 +67,10 @@ async def test_a_key_is_text_and_says_by_itself_which_run_is_meant(odd: dict[str
 
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_a_run_that_another_process_executes_is_waited_for(
-    interrupted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    interrupted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, store: RunStore
 ) -> None:
     monkeypatch.setattr(run_lease, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(opening, "_POLL_SECONDS", 0.01)
-    store = open_store("memory:")
     stopped = await suite(Counting(1), stop_on_error=True).run(store=store, once="k")
     lease = await run_lease.acquire(store, stopped.run_id)
     task, interrupt = Counting(), Interrupt()

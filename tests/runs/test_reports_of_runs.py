@@ -18,9 +18,9 @@ from fairtrial import (
     TrialContext,
     evaluate,
     exact_match,
-    open_store,
 )
 from fairtrial.runs import EvalRunCompleted, RunEvent
+from fairtrial.store import RunStore
 from tests.runs.doubles import double, doubles
 
 
@@ -99,8 +99,7 @@ async def test_a_report_gives_mean_spread_and_extremes_and_can_be_saved_and_load
 
 
 @pytest.mark.proves("R89")
-async def test_a_report_of_a_running_run_shows_what_is_stored_so_far() -> None:
-    store = open_store("memory:")
+async def test_a_report_of_a_running_run_shows_what_is_stored_so_far(store: RunStore) -> None:
     seen: list[tuple[str, int, int]] = []
 
     async def wait_for_the_first(given: int) -> int:
@@ -120,8 +119,7 @@ async def test_a_report_of_a_running_run_shows_what_is_stored_so_far() -> None:
 
 
 @pytest.mark.proves("R89")
-async def test_a_running_run_can_be_looked_at_and_refreshed() -> None:
-    store = open_store("memory:")
+async def test_a_running_run_can_be_looked_at_and_refreshed(store: RunStore) -> None:
     seen: list[int] = []
     looked_at: list[EvalReport] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from fairtrial import (
 from fairtrial.errors import RunMismatchError
 from fairtrial.models import ResponseCache, ScriptedAdapter
 from fairtrial.models.judges import llm_judge
+from fairtrial.store import RunStore
 from fairtrial.store.memory import MemoryStore
 
 ONE = EvalConfig(max_concurrent=1)
@@ -44,7 +46,7 @@ def same(number: int) -> int:
 
 
 class TestTheResponseCache:
-    async def test_a_judge_whose_answers_are_cached_is_not_called_again(self, tmp_path: Path) -> None:
+    async def test_a_judge_whose_answers_are_cached_is_not_called_again(self, tmp_path: Path, store: RunStore) -> None:
         calls: list[Any] = []
 
         def reply(messages: Any) -> dict[str, str]:
@@ -54,7 +56,6 @@ class TestTheResponseCache:
         adapter = ScriptedAdapter(reply, cache=ResponseCache(tmp_path / "cache.db"))
         dataset = Dataset([Sample(f"s{n}", "same question", "same") for n in range(10)])
         suite = EvalSuite("s", dataset, lambda given: "same answer", llm_judge(adapter, "good?"), config=ONE)
-        store = open_store("memory:")
         first = await suite.run(store=store)
         assert len(calls) == 10  # Equal questions about different samples are asked anew.
         for _ in range(4):
@@ -86,7 +87,7 @@ class TestTheResponseCache:
         assert len(calls) == 2
 
 
-async def test_what_an_evaluator_opens_is_closed_after_rescoring() -> None:
+async def test_what_an_evaluator_opens_is_closed_after_rescoring(store: RunStore) -> None:
     events: list[str] = []
 
     @asynccontextmanager
@@ -100,26 +101,24 @@ async def test_what_an_evaluator_opens_is_closed_after_rescoring() -> None:
         return True
 
     suite = EvalSuite("s", numbers(2), same, judge, config=ONE)
-    store = open_store("memory:")
     first = await suite.run(store=store)
     await suite.rescore(first.run_id, store=store)
     assert events == ["opened", "closed"] * 4
 
 
 class TestWhatEvaluatorsReach:
-    async def test_the_adapter_is_there(self) -> None:
+    async def test_the_adapter_is_there(self, store: RunStore) -> None:
         def judge(sample: Any, output: int, *, context: EvalContext) -> Score:
             assert context.adapter is not None
             return Score(1.0, reason=context.adapter.name)
 
         suite = EvalSuite("s", numbers(1), same, judge, adapter=ScriptedAdapter(["x"]))
-        store = open_store("memory:")
         first = await suite.run(store=store)
         second = await suite.rescore(first.run_id, store=store)
         assert dict(second.errors) == {}
         assert [result.score for result in second.results] == [result.score for result in first.results]
 
-    async def test_parameters_seed_and_lifespan_are_those_of_the_run(self) -> None:
+    async def test_parameters_seed_and_lifespan_are_those_of_the_run(self, store: RunStore) -> None:
         seen: list[tuple[Any, ...]] = []
 
         @asynccontextmanager
@@ -138,29 +137,34 @@ class TestWhatEvaluatorsReach:
             chosen = experiments if limit == 4 else experiments[1:]
             return EvalSuite("s", numbers(1), same, judge, experiments=chosen, config=config, lifespan=lifespan)
 
-        store = open_store("memory:")
         first = await suite(limit=3, seed=1).run(store=store)
         await suite(limit=4, seed=2).rescore(first.run_id, store=store)
         assert seen[:2] == seen[2:]
         assert seen[0][0] == 3
 
 
+CHANGED = Dataset([Sample(f"s{n}", n, 7) for n in range(3)])
+
+
 class TestAnotherSuite:
-    async def refused(self, other: EvalSuite) -> str:
-        store = open_store("memory:")
+    @pytest.mark.parametrize(
+        ("data", "names", "message"),
+        [
+            (numbers(3), "ac", "with suite 't': it has experiment 'b', but the suite has a, c"),
+            (numbers(2), "ab", "its sample 's2' is not in the suite's dataset (1 of 3 are not)"),
+            (CHANGED, "ab", "its sample 's0' differs in the suite's dataset (3 of 3 differ)"),
+        ],
+        ids=["experiments", "samples", "changed samples"],
+    )
+    async def test_another_plan_is_refused(self, store: RunStore, data: Any, names: str, message: str) -> None:
         experiments = [Experiment("a"), Experiment("b")]
         first = await EvalSuite("s", numbers(3), same, exact_match, experiments=experiments).run(store=store)
-        with pytest.raises(RunMismatchError) as raised:
+        other = EvalSuite("t", data, same, exact_match, experiments=[Experiment(name) for name in names])
+        with pytest.raises(RunMismatchError, match=re.escape(message)):
             await other.rescore(first.run_id, store=store)
         assert len(store.runs()) == 1
-        return str(raised.value)
 
-    async def test_other_experiments_are_refused(self) -> None:
-        other = EvalSuite("t", numbers(3), same, exact_match, experiments=[Experiment("a"), Experiment("c")])
-        assert "with suite 't': it has experiment 'b', but the suite has a, c" in await self.refused(other)
-
-    async def test_a_suite_without_experiments_of_its_own_scores_any(self) -> None:
-        store = open_store("memory:")
+    async def test_a_suite_without_experiments_of_its_own_scores_any(self, store: RunStore) -> None:
         experiments = [Experiment("a", {"limit": 1}), Experiment("b", {"limit": 2})]
         first = await EvalSuite("s", numbers(2), same, exact_match, experiments=experiments).run(store=store)
 
@@ -171,24 +175,14 @@ class TestAnotherSuite:
         scores = {result.experiment: result.score for result in second.results}
         assert {name: score and score.value for name, score in scores.items()} == {"a": 0.5, "b": 1.0}
 
-    async def test_other_samples_are_refused(self) -> None:
-        other = EvalSuite("t", numbers(2), same, exact_match, experiments=[Experiment("a"), Experiment("b")])
-        assert "its sample 's2' is not in the suite's dataset (1 of 3 are not)" in await self.refused(other)
-
-    async def test_changed_samples_are_refused(self) -> None:
-        changed = Dataset([Sample(f"s{n}", n, 7) for n in range(3)])
-        other = EvalSuite("t", changed, same, exact_match, experiments=[Experiment("a"), Experiment("b")])
-        assert "its sample 's0' differs in the suite's dataset (3 of 3 differ)" in await self.refused(other)
-
-    async def test_a_run_of_some_samples_can_be_rescored_with_the_whole_suite(self) -> None:
-        store = open_store("memory:")
+    async def test_a_run_of_some_samples_can_be_rescored_with_the_whole_suite(self, store: RunStore) -> None:
         first = await EvalSuite("s", numbers(9).head(4), same, exact_match).run(store=store)
         second = await EvalSuite("s", numbers(9), same, exact_match).rescore(first.run_id, store=store)
         assert (second.status, second.total, second.pass_rate) == ("finished", 4, 1.0)
 
 
 class TestResuming:
-    async def test_scoring_that_failed_is_repeated_by_the_same_call(self) -> None:
+    async def test_scoring_that_failed_is_repeated_by_the_same_call(self, store: RunStore) -> None:
         down = threading.Event()  # Not a value of the evaluator, which would be another one.
         down.set()
         scored: list[int] = []
@@ -199,7 +193,6 @@ class TestResuming:
                 raise RuntimeError("the judge is down")
             return True
 
-        store = open_store("memory:")
         suite = EvalSuite("s", numbers(4), same, exact_match, version="1")
         first = await suite.run(store=store)
         second = await suite.rescore(first.run_id, judge, store=store)
@@ -212,7 +205,7 @@ class TestResuming:
         fourth = await suite.rescore(first.run_id, judge, store=store)
         assert fourth.run_id != third.run_id
 
-    async def test_a_repeated_scoring_keeps_the_cost_of_the_one_that_failed(self) -> None:
+    async def test_a_repeated_scoring_keeps_the_cost_of_the_one_that_failed(self, store: RunStore) -> None:
         down = threading.Event()
         down.set()
 
@@ -223,7 +216,6 @@ class TestResuming:
                 raise RuntimeError("the judge is down")
             return True
 
-        store = open_store("memory:")
         suite = EvalSuite("s", numbers(3), same, exact_match, version="1")
         first = await suite.run(store=store)
         failed = await suite.rescore(first.run_id, judge, store=store)
@@ -237,7 +229,7 @@ class TestResuming:
             (None, 2),
         ]
 
-    async def test_an_interrupted_rescoring_goes_on_where_it_stopped(self) -> None:
+    async def test_an_interrupted_rescoring_goes_on_where_it_stopped(self, store: RunStore) -> None:
         scored: list[int] = []
         down = threading.Event()
         down.set()
@@ -248,7 +240,6 @@ class TestResuming:
             scored.append(output)
             return True
 
-        store = open_store("memory:")
         config = EvalConfig(max_concurrent=1, stop_on_error=True)
         suite = EvalSuite("s", numbers(8), same, exact_match, config=config, version="1")
         first = await suite.run(store=store)
@@ -259,11 +250,10 @@ class TestResuming:
         assert (third.run_id, third.status, third.total) == (second.run_id, "finished", 8)
         assert sorted(scored) == list(range(8))
 
-    async def test_fresh_starts_another_run(self) -> None:
+    async def test_fresh_starts_another_run(self, store: RunStore) -> None:
         def judge(output: int, expected: int) -> bool:
             raise RuntimeError("no")
 
-        store = open_store("memory:")
         suite = EvalSuite("s", numbers(1), same, exact_match, version="1")
         first = await suite.run(store=store)
         second = await suite.rescore(first.run_id, judge, store=store)
@@ -300,13 +290,12 @@ print(report.status, report.total, report.pass_rate_all, len(open_store("runs.db
 
 
 class TestLimits:
-    async def test_errors_of_tasks_do_not_stop_a_rescoring(self) -> None:
+    async def test_errors_of_tasks_do_not_stop_a_rescoring(self, store: RunStore) -> None:
         def task(number: int) -> int:
             if number == 0:
                 raise ValueError("no")
             return number
 
-        store = open_store("memory:")
         config = EvalConfig(max_concurrent=1, max_retries=0)
         first = await EvalSuite("s", numbers(3), task, exact_match, config=config).run(store=store)
         stopping = EvalConfig(max_concurrent=1, stop_on_error=True)
@@ -314,14 +303,13 @@ class TestLimits:
         assert (second.status, dict(second.errors), second.total) == ("finished", {"task_error": 1}, 3)
 
 
-async def test_observers_hear_of_a_rescoring() -> None:
+async def test_observers_hear_of_a_rescoring(store: RunStore) -> None:
     events: list[str] = []
 
     class Bus:
         def publish(self, event: object) -> None:
             events.append(type(event).__name__)
 
-    store = open_store("memory:")
     suite = EvalSuite("s", numbers(2), same, exact_match, config=ONE)
     first = await suite.run(store=store)
     await suite.rescore(first.run_id, store=store, bus=Bus())
@@ -402,9 +390,8 @@ class TestRedactedTrials:
         assert second.run.notes["redacted"] == 2
         assert second.status == "finished"  # The same call again would change nothing.
 
-    async def test_an_output_that_was_too_large_for_the_queue_is_never_scored(self) -> None:
+    async def test_an_output_that_was_too_large_for_the_queue_is_never_scored(self, store: RunStore) -> None:
         suite = EvalSuite("s", Dataset([Sample("a", "a", None)]), lambda given: given, exact_match, version="1")
-        store = open_store("memory:")
         run = (await suite.run(store=store)).run
         # As a worker delivers a result whose output did not fit.
         large = replace(next(iter(store.results(run.run_id))), output=None, output_json=None, source=None)
@@ -420,11 +407,10 @@ class TestRedactedTrials:
         )
 
     async def test_a_failed_trial_does_not_pass_because_output_and_expected_value_are_redacted(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, store: RunStore
     ) -> None:
         monkeypatch.setenv("TOKENIZER_NAME", "bert-base-uncased")
         monkeypatch.setenv("KEY_ACCOUNT", "customer-support")
-        store = open_store("memory:")
         dataset = Dataset([Sample("a", "q", "bert-base-uncased")])
         suite = EvalSuite("s", dataset, lambda given: "customer-support", exact_match)
         first = await suite.run(store=store)

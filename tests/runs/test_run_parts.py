@@ -27,7 +27,6 @@ from fairtrial import (
     ToolInvoked,
     TrialContext,
     exact_match,
-    open_store,
 )
 from fairtrial.data.session.session import ControlDispatcher, Session
 from fairtrial.errors import ConfigurationError, StoreError
@@ -39,6 +38,7 @@ from fairtrial.runs.run_lease import RunLease, active_owner, with_current_status
 from fairtrial.runs.runner import Interrupt, execute_run
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.runs.writer import size_of
+from fairtrial.store import RunStore
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import RunOwner, RunRecord
 from fairtrial.trials.context import CollectedTrace, TrialKey
@@ -206,8 +206,7 @@ def test_a_source_of_traces_is_closed_if_the_run_is_cancelled() -> None:
     assert source.steps == ["open", "closed"]
 
 
-def test_a_run_can_be_interrupted_by_its_own_task() -> None:
-    store = open_store("memory:")
+def test_a_run_can_be_interrupted_by_its_own_task(store: RunStore) -> None:
     interrupt = Interrupt()
 
     def work(given: int) -> int:
@@ -220,8 +219,7 @@ def test_a_run_can_be_interrupted_by_its_own_task() -> None:
     assert 1 <= len(list(store.results(run.run_id))) < 9
 
 
-def test_a_run_that_is_interrupted_before_it_starts_executes_nothing_and_can_be_resumed() -> None:
-    store = open_store("memory:")
+def test_a_run_that_is_interrupted_before_it_starts_executes_nothing_and_can_be_resumed(store: RunStore) -> None:
     request = replace(EvalSuite("s", doubles(4), double, exact_match).prepared(), store=store)
     interrupt = Interrupt()
     interrupt()
@@ -229,8 +227,7 @@ def test_a_run_that_is_interrupted_before_it_starts_executes_nothing_and_can_be_
     assert (run.status, run.noted.stopped, list(store.results(run.run_id))) == ("interrupted", "interrupted", [])
 
 
-def test_trials_in_flight_are_cancelled_after_the_grace_time() -> None:
-    store = open_store("memory:")
+def test_trials_in_flight_are_cancelled_after_the_grace_time(store: RunStore) -> None:
 
     async def work(given: int) -> int:
         if given == 0:

@@ -30,6 +30,7 @@ from fairtrial import (
 from fairtrial.errors import SecretInDataError
 from fairtrial.runs import RunEvent
 from fairtrial.runs.sync import resume_command
+from fairtrial.store import RunStore
 from fairtrial.store.compress import decompress
 
 SECRET = "sk-live-4f0c9a77e2b1d38e"
@@ -92,8 +93,7 @@ def test_ordinary_variables_change_neither_ids_nor_expected_values_nor_outputs(m
     assert list(report.group_by("team")) == ["customer-support"]
 
 
-def test_a_run_whose_params_look_like_a_credential_is_resumed() -> None:
-    store = open_store("memory:")
+def test_a_run_whose_params_look_like_a_credential_is_resumed(store: RunStore) -> None:
     calls: list[int] = []
 
     def task(number: int) -> int:
@@ -129,10 +129,9 @@ def test_a_run_whose_params_look_like_a_credential_is_resumed() -> None:
     ],
 )
 def test_a_run_is_refused_before_its_first_trial_when_a_sample_holds_a_secret(
-    field: str, sample: Sample[object, object], monkeypatch: pytest.MonkeyPatch
+    field: str, sample: Sample[object, object], monkeypatch: pytest.MonkeyPatch, store: RunStore
 ) -> None:
     monkeypatch.setenv("MY_PROVIDER_API_KEY", SECRET)
-    store = open_store("memory:")
     calls: list[object] = []
     suite = EvalSuite("s", Dataset([Sample("first", 1), sample]), calls.append, exact_match)
     with pytest.raises(SecretInDataError, match=rf"^{field} must not contain a secret .*MY_PROVIDER_API_KEY") as raised:
@@ -143,10 +142,9 @@ def test_a_run_is_refused_before_its_first_trial_when_a_sample_holds_a_secret(
 
 
 def test_a_secret_far_down_a_dataset_stops_the_run_before_the_trial_of_its_sample(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, store: RunStore
 ) -> None:
     monkeypatch.setenv("MY_PROVIDER_API_KEY", SECRET)
-    store = open_store("memory:")
     calls: list[object] = []
     samples: list[Sample[object, object]] = [Sample(f"s{n}", n if n != 1500 else SECRET) for n in range(1600)]
     suite = EvalSuite("s", Dataset(samples), calls.append, lambda output, expected: True)

@@ -23,8 +23,7 @@ async def test_results_stream_out_as_they_come() -> None:
     assert sorted(seen) == ["s0", "s1", "s2", "s3", "s4", "s5"]
 
 
-async def test_what_keeps_a_run_from_starting_comes_out_of_its_stream_as_it_is() -> None:
-    store = open_store("memory:")
+async def test_what_keeps_a_run_from_starting_comes_out_of_its_stream_as_it_is(store: RunStore) -> None:
     broken = EvalSuite("s", doubles(3), double, lambda output, expected: 1 / 0)
     assert (await broken.run(store=store)).status == "unscored"
     async with aclosing(EvalSuite("s", doubles(3), double, exact_match).stream(store=store)) as results:
@@ -61,8 +60,7 @@ async def test_a_stream_after_one_that_was_left_early_yields_the_rest_and_the_re
     assert len(stored | rest) == 50
 
 
-async def test_a_run_that_was_cancelled_says_so() -> None:
-    store = open_store("memory:")
+async def test_a_run_that_was_cancelled_says_so(store: RunStore) -> None:
 
     with anyio.CancelScope() as scope:
 
@@ -126,8 +124,7 @@ async def test_a_stream_that_is_dropped_hurts_nobody_and_leaves_a_run_that_can_b
 
 
 @pytest.mark.proves("R112")
-async def test_a_dropped_stream_stops_its_run_by_itself() -> None:
-    store = open_store("memory:")
+async def test_a_dropped_stream_stops_its_run_by_itself(store: RunStore) -> None:
     suite = EvalSuite("s", doubles(50), double, exact_match, config=EvalConfig(max_concurrent=2))
     async for _ in suite.stream(store=store):
         break

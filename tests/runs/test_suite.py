@@ -35,12 +35,12 @@ from fairtrial import (
     evaluate,
     evaluate_sync,
     exact_match,
-    open_store,
 )
 from fairtrial.models import ScriptedAdapter
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.runs import suspects as loop_watch
 from fairtrial.runs.events import observe_every_run
+from fairtrial.store import RunStore
 from tests.records import changeable
 from tests.runs.doubles import double, doubles
 
@@ -254,7 +254,7 @@ async def test_the_time_per_sample_and_the_retries_of_a_config_are_those_of_its_
     assert [result.attempt for result in once.results] == [1]
 
 
-async def test_the_cost_cap_stops_the_run_cleanly() -> None:
+async def test_the_cost_cap_stops_the_run_cleanly(store: RunStore) -> None:
     async def costly(given: int, ctx: TrialContext) -> int:
         ctx.session.record(PromptExecuted(usage=TokenUsage(10, 5, cost_usd=0.4)))
         return 2 * given
@@ -264,7 +264,6 @@ async def test_the_cost_cap_stops_the_run_cleanly() -> None:
     assert (report.total, report.status) == (3, "interrupted")
     assert report.cost_usd == pytest.approx(1.2)
     assert report.total_tokens == 45
-    store = open_store("memory:")
     for cap, total in ((1.0, 3), (1.0, 3), (2.0, 5), (9.0, 10)):
         capped = EvalConfig(max_cost_usd=cap, max_concurrent=1)
         report = await EvalSuite("s", doubles(10), costly, exact_match, config=capped, version="1").run(store=store)
@@ -376,11 +375,10 @@ async def test_the_lifespan_opens_what_trials_share_once_and_closes_it() -> None
     assert log == ["open", "closed"] * 2
 
 
-async def test_a_lifespan_that_fails_ends_the_run_with_its_own_error() -> None:
+async def test_a_lifespan_that_fails_ends_the_run_with_its_own_error(store: RunStore) -> None:
     def broken() -> Any:
         raise OSError("no such host")
 
-    store = open_store("memory:")
     with pytest.raises(OSError, match="no such host"):
         await EvalSuite("s", doubles(3), double, exact_match, lifespan=broken).run(store=store)
     assert store.runs(suite="s")[0].status == "interrupted"
@@ -507,8 +505,7 @@ async def test_a_task_with_a_model_runs_under_both_event_loops() -> None:
     assert len(adapter.calls) == 4
 
 
-async def test_an_empty_dataset_is_refused_and_nothing_is_stored() -> None:
-    store = open_store("memory:")
+async def test_an_empty_dataset_is_refused_and_nothing_is_stored(store: RunStore) -> None:
     said = "dataset 'numbers' of suite 's' has no samples, so nothing was run\ncheck the dataset file"
     for call in (
         lambda: EvalSuite("s", Dataset([], name="numbers"), double, exact_match).run(store=store),

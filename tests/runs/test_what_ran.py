@@ -25,6 +25,7 @@ from fairtrial.reports.figures.metrics import code_versions
 from fairtrial.runs.baseline import SuiteCode
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.identity import RunIdentity, identify
+from fairtrial.store import RunStore
 from tests.notebooks import execute, printed, start_kernel
 from tests.runs.identity_kinds import KINDS, STABLE, identities
 
@@ -256,8 +257,7 @@ STOPPING = EvalConfig(stop_on_error=True, max_concurrent=1)
 DATA = Dataset([Sample(f"s{i}", i, "a") for i in range(6)])
 
 
-def test_what_trials_count_is_state_and_is_named_when_their_run_is_resumed() -> None:
-    store = open_store("memory:")
+def test_what_trials_count_is_state_and_is_named_when_their_run_is_resumed(store: RunStore) -> None:
     task = Stopping()
     suite = EvalSuite("counted", DATA, task, exact_match, config=STOPPING)
     first = suite.run_sync(store=store)
@@ -272,8 +272,7 @@ def test_what_trials_count_is_state_and_is_named_when_their_run_is_resumed() -> 
     assert code_of(EvalSuite("counted", DATA, Stopping(), exact_match)).code == third.run.code_hash
 
 
-def test_what_is_assigned_between_two_runs_starts_a_new_one() -> None:
-    store = open_store("memory:")
+def test_what_is_assigned_between_two_runs_starts_a_new_one(store: RunStore) -> None:
     task = Stopping()
     suite = EvalSuite("assigned", DATA, task, exact_match, config=STOPPING)
     first = suite.run_sync(store=store)
@@ -300,8 +299,7 @@ def test_an_evaluator_that_is_changed_between_two_runs_is_another_one() -> None:
     assert identify(suite.prepared()).evaluator != first.evaluator
 
 
-def test_a_change_that_trials_of_another_suite_may_have_made_is_named() -> None:
-    store = open_store("memory:")
+def test_a_change_that_trials_of_another_suite_may_have_made_is_named(store: RunStore) -> None:
     shared = {"prompt": "a"}
 
     def task(given: int) -> str:
@@ -375,8 +373,7 @@ def test_a_fleet_compares_packages_only_if_asked() -> None:
 # ---- two code versions ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_whose_old_results_were_all_replaced_has_one_code_version() -> None:
-    store = open_store("memory:")
+def test_a_run_whose_old_results_were_all_replaced_has_one_code_version(store: RunStore) -> None:
 
     def broken(given: int) -> str:
         raise AttributeError("typo")

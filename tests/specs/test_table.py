@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairtrial import specifications
-from tests.specs import literal
+from tests.specs import definitions, literal
 from tests.specs.page import ROOT, read, render, status
 
 
@@ -81,20 +81,20 @@ class TestRunner:
         class Unknown:
             value: float
 
-        assert list(literal.compare_record(Score)) == []
-        found = list(literal.compare_record(Metric))
+        assert list(definitions.compare_record(Score)) == []
+        found = list(definitions.compare_record(Metric))
         assert found[0].startswith("Metric is refused by position: the name of a metric must be text")
         assert found[1:] == ["Metric.weight is 0.0 by default, not 1.0", "Metric.halved does not exist"]
-        assert list(literal.compare_record(Dataset)) == ["Dataset.load has no parameter folder"]
-        assert list(literal.compare_record(Unknown)) == ["Unknown does not exist"]
+        assert list(definitions.compare_record(Dataset)) == ["Dataset.load has no parameter folder"]
+        assert list(definitions.compare_record(Unknown)) == ["Unknown does not exist"]
 
     def test_functions_are_compared_by_place_name_and_default(self) -> None:
         def specified(name: str, *, min_count: int = 0) -> None: ...
         def same(name: str, *, min_count: int = 0, more: int = 1) -> None: ...
         def other(first: str, name: str, *, min_count: int = 1) -> None: ...
 
-        assert list(literal.compare_parameters("f", specified, same)) == []
-        assert list(literal.compare_parameters("f", specified, other)) == [
+        assert list(definitions.compare_parameters("f", specified, same)) == []
+        assert list(definitions.compare_parameters("f", specified, other)) == [
             "f has name in another place",
             "f has min_count=1, not 0",
         ]

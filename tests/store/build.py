@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairtrial import Metric, Sample, Score, Session, TokenUsage
-from fairtrial.store import RunRecord
+from fairtrial.store import RunRecord, RunStore
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
@@ -86,3 +86,9 @@ def rich_result(run: RunRecord, ordinal: int) -> EvalResult:
         unpriced_judge_calls=1,
         cut_off_calls=3,
     )
+
+
+def full_run(store: RunStore, *, size: int = 6) -> Any:
+    run = store.create_run(run_record(size=size))
+    store.commit(run.run_id, [result(run, ordinal) for ordinal in range(run.planned)], samples(range(size)))
+    return run

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial.store import RunStore, open_store
+from fairtrial.store import RunRecord, RunStore, open_store
+from tests.store.build import run_record
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -35,3 +36,8 @@ def opened() -> Iterator[Callable[[str], RunStore]]:
 @pytest.fixture
 def store(url: str, opened: Callable[[str], RunStore]) -> RunStore:
     return opened(url)
+
+
+@pytest.fixture
+def run(store: RunStore) -> RunRecord:
+    return store.create_run(run_record())

@@ -247,12 +247,11 @@ class TestPortable:
             loaded.close()
         assert sorted(found.name for found in tmp_path.glob("saved*")) == ["saved.fairtrial"]
 
-    def test_attachments_are_exported_with_the_run(self, store: RunStore, tmp_path: Path) -> None:
+    def test_attachments_are_exported_with_the_run(self, store: RunStore, tmp_path: Path, run: RunRecord) -> None:
         picture, trace, elsewhere = b"picture " * 99, b"tokens", b"elsewhere"
         store.put_blob(picture)
         store.put_blob(trace)
         store.put_blob(b"of another run")
-        run = store.create_run(run_record())
         given: dict[int, Sample[Any, Any]] = {0: Sample("s0", {"image": Attachment.of(picture)})}
         store.commit("r1", [result(run, 0, output=[Attachment.of(trace), Attachment.of(elsewhere)])], given)
         save_run(store, "r1", tmp_path / "saved.db")

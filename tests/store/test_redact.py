@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, open_store
 from fairtrial.base.codec import dumps
 from fairtrial.errors import SecretInDataError
-from fairtrial.store import Label, RedactingFilter, Redactor, RunStore, redact, register_secret
+from fairtrial.store import Label, RedactingFilter, Redactor, RunRecord, RunStore, redact, register_secret
 from fairtrial.store.compress import decompress
 from fairtrial.store.credential_formats import FORMATS
 from fairtrial.trials.context import TrialKey
@@ -429,17 +429,15 @@ class TestStores:
         assert SECRET not in everything_read_runs(store)
         assert list(store.samples("r1")) == []
 
-    def test_a_result_of_a_sample_with_a_secret_in_its_id_is_refused(self, store: RunStore) -> None:
+    def test_a_result_of_a_sample_with_a_secret_in_its_id_is_refused(self, store: RunStore, run: RunRecord) -> None:
         register_secret(SECRET)
-        run = store.create_run(run_record())
         found = replace(result(run, 0), key=TrialKey("r1", "baseline", f"s {SECRET}", 0))
         committed = store.commit("r1", [found], {0: Sample(f"s {SECRET}", 1)})
         assert [why for _, why in committed.refused] == ["the id of its sample contains a secret"]
         assert list(store.sample_facts("r1")) == []
 
-    def test_labels_and_attachments_with_a_secret_are_refused(self, store: RunStore) -> None:
+    def test_labels_and_attachments_with_a_secret_are_refused(self, store: RunStore, run: RunRecord) -> None:
         register_secret(SECRET)
-        run = store.create_run(run_record())
         store.commit("r1", [result(run, 0)], {0: Sample("s0", 0)})
         key = TrialKey("r1", "baseline", "s0")
         for label in (Label(key, SECRET, 1, "me"), Label(key, "ok", [SECRET], "me"), Label(key, "ok", 1, SECRET)):
@@ -448,9 +446,8 @@ class TestStores:
         with pytest.raises(SecretInDataError, match="an attachment"):
             store.put_blob(b"\xff" + SECRET.encode())
 
-    def test_samples_that_look_like_credentials_are_stored_unchanged(self, store: RunStore) -> None:
+    def test_samples_that_look_like_credentials_are_stored_unchanged(self, store: RunStore, run: RunRecord) -> None:
         text = "is ghp_abcdefghijklmnop1234 a token? redis://u:secretpw12@h"
-        run = store.create_run(run_record())
         store.commit("r1", [result(run, 0, output=text)], {0: Sample("s0", text, text, {"t": text})})
         [found] = store.results("r1")
         assert (found.sample.input, found.sample.expected, found.sample.metadata["t"]) == (text,) * 3

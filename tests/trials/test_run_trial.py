@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -27,13 +26,10 @@ from fairtrial import (
 )
 from fairtrial.data.session import restore_session
 from fairtrial.errors import FairtrialError, ModelRefusedError
-from fairtrial.models import ScriptedAdapter
-from fairtrial.models.judges import llm_judge
 from fairtrial.scoring import token_usage_under, tool_call_count, tool_not_called
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialContext, TrialKey, current_trial
-from fairtrial.trials.result import EvalResult
-from fairtrial.trials.run_trial import AttemptFailed, run_trial, score_again
+from fairtrial.trials.run_trial import AttemptFailed, run_trial
 from fairtrial.trials.task import task
 from tests.trials.build import KEY, answer, rules, trial
 
@@ -468,25 +464,6 @@ async def test_an_output_may_be_as_large_as_allowed() -> None:
             assert result.error == "the output is larger than 10 bytes; return a reference to it"
 
 
-async def test_deadlines_are_those_of_the_time_limit() -> None:
-    left: list[float] = []
-    scoring: list[bool] = []
-
-    async def work(given: str, ctx: TrialContext) -> str:
-        left.append(ctx.deadline - time.monotonic())
-        scoring.append(ctx.scoring)
-        return "a"
-
-    async def judge(output: str, expected: str) -> bool:
-        left.append(current_trial().deadline - time.monotonic())
-        scoring.append(current_trial().scoring)
-        return True
-
-    assert (await trial(work, judge, timeout_seconds=50.0)).passed
-    assert scoring == [False, True]
-    assert all(40 < seconds <= 50 for seconds in left)
-
-
 @pytest.mark.parametrize("isolate", [False, True])
 async def test_a_refusal_is_an_error_or_an_output_that_is_scored(isolate: bool) -> None:
     @task(isolate=isolate)
@@ -509,17 +486,6 @@ async def test_a_continued_trial_counts_its_attempts_on() -> None:
     assert (first.attempt, "earlier_attempts" in first.metadata) == (1, False)
 
 
-async def test_a_stored_result_of_unknown_duration_stays_one() -> None:
-    for metadata, known in (({}, 70), ({"untimed": True}, None)):
-        stored = EvalResult(
-            key=KEY, ordinal=0, outcome="scored", score=Score(0.0), output="a", latency_ms=70, metadata=metadata,
-            usage=TokenUsage(3, 4), unpriced_calls=2,
-        )  # fmt: skip
-        again = await score_again(rules(answer), KEY, 0, Sample("s1", "q", "a"), stored, None)
-        assert (again.passed, again.known_latency_ms, again.usage) == (True, known, TokenUsage(3, 4))
-        assert (again.unpriced_calls, again.attempt) == (2, 1)
-
-
 @pytest.mark.proves("R58")
 async def test_latency_is_the_tasks_own_time_on_a_clock_that_never_runs_backwards() -> None:
     class SetBack(FakeClock):
@@ -539,88 +505,6 @@ async def test_latency_is_the_tasks_own_time_on_a_clock_that_never_runs_backward
         return True
 
     assert (await trial(work, judge, clock=clock)).latency_ms == 1250
-
-
-@pytest.mark.proves("R39")
-async def test_what_judges_record_is_outside_the_evaluators_view_and_the_tasks_cost() -> None:
-    async def work(given: str, ctx: TrialContext) -> str:
-        ctx.session.record(PromptExecuted(usage=TokenUsage(10, 1)))
-        return "a"
-
-    async def judge(output: str, expected: str, session: SessionView) -> bool:
-        current_trial().session.record(PromptExecuted(usage=TokenUsage(1000, 1)), actor="judge")
-        return len(session[PromptExecuted].all()) == 1
-
-    result = await trial(work, all_of(judge, token_usage_under(11)))
-    assert result.passed
-    assert result.usage.total_tokens == 11
-
-
-async def test_scoring_has_a_deadline_of_its_own() -> None:
-    deadlines: list[float] = []
-
-    async def work(given: str, ctx: TrialContext) -> str:
-        deadlines.append(ctx.deadline)
-        await anyio.sleep(0.01)
-        return "a"
-
-    async def judge(output: str, expected: str) -> bool:
-        deadlines.append(current_trial().deadline)
-        return True
-
-    assert (await trial(work, judge)).passed
-    assert deadlines[1] > deadlines[0]
-
-
-async def test_a_stored_output_is_scored_again_without_its_task_and_keeps_its_costs() -> None:
-    async def work(given: str, ctx: TrialContext) -> Answer:
-        ctx.session.record(ToolInvoked("search"))
-        return Answer("a")
-
-    def broken(output: Answer, expected: str) -> bool:
-        raise RuntimeError("judge is down")
-
-    first = await trial(work, broken)
-    assert first.outcome == "scorer_error"
-    assert first.snapshot is not None
-
-    async def never(given: str) -> Answer:
-        raise AssertionError("the task must not be called")
-
-    def judge(output: Answer, expected: str, session: SessionView) -> bool:
-        assert current_trial().key == KEY
-        return output.text == expected and len(session[ToolInvoked].all()) == 1
-
-    stored = EvalResult(key=KEY, ordinal=0, outcome="scorer_error", output={"text": "a"}, latency_ms=70, started_at=5.0)
-    recorded = restore_session(first.snapshot)
-    sample = Sample("s1", "q", "a")
-    again = await score_again(rules(never, judge), KEY, 0, sample, stored, recorded, attempt=2)
-    assert (again.outcome, again.attempt, again.latency_ms, again.started_at) == ("scored", 2, 70, 5.0)
-    assert again.passed
-    without = await score_again(rules(never), KEY, 0, Sample("s1", "q", Answer("a")), stored, None)
-    assert without.passed
-
-    async def number(given: str) -> int:
-        raise AssertionError("the task must not be called")
-
-    odd = await score_again(rules(number), KEY, 0, sample, stored, None)
-    assert (odd.outcome, odd.stage) == ("scorer_error", "score")
-    assert "does not match the output type of the task" in (odd.error or "")
-
-
-async def test_scoring_again_costs_what_its_own_run_paid_for_judges() -> None:
-    judge = llm_judge(
-        ScriptedAdapter([{"reason": "r", "rating": "good"}], repeat=True, usage=TokenUsage(10, 1, cost_usd=1.0)),
-        "Right.",
-    )
-    first = await trial(answer, judge)
-    assert first.judge_cost_usd == 1.0
-    assert first.snapshot is not None
-    stored, recorded = replace(first, output="a"), restore_session(first.snapshot)
-    for run_id, cost in ((KEY.run_id, 2.0), ("another", 1.0)):
-        key = KEY._replace(run_id=run_id)
-        again = await score_again(rules(answer, judge), key, 0, Sample("s1", "q", "a"), stored, recorded)
-        assert (again.outcome, again.judge_cost_usd) == ("scored", cost)
 
 
 @asynccontextmanager

@@ -25,8 +25,8 @@ from fairtrial.viewer.question import (
     SORTS,
     STATES,
     Links,
-    Place,
     Question,
+    RowCursor,
     Span,
     from_segment,
     read_question,
@@ -222,7 +222,7 @@ def test_an_unknown_metadata_key_selects_nothing(table: Table) -> None:
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.none() | st.floats(-1e12, 1e12, allow_nan=False)
-places = st.none() | st.builds(Place, numbers, st.integers(0, 10**11))
+places = st.none() | st.builds(RowCursor, numbers, st.integers(0, 10**11))
 spans = st.builds(Span, numbers, numbers).filter(lambda span: span != Span())
 
 
@@ -270,7 +270,7 @@ def test_what_is_wrong_is_said_and_left_out() -> None:
     assert complaints[0].startswith("outcome must be one of passed, failed, ")
     assert complaints[1:] == [
         "score must be a range such as 0.5..1 (got 'high')",
-        "after must be a place in the table (got 'x')",
+        "after must be a row of the table (got 'x')",
     ]
 
 
@@ -280,7 +280,7 @@ def test_the_fields_of_a_form_make_a_range() -> None:
 
 
 def test_another_filter_starts_at_the_first_page() -> None:
-    question = Question(after=Place(0.5, 7), scan_from=3)
+    question = Question(after=RowCursor(0.5, 7), scan_from=3)
     assert question.with_value("m.kind", "refund", True) == Question(metadata=(("kind", ("refund",)),))
     assert question.sorted_by("score") == Question(sort="score", descending=True)
     assert question.sorted_by("score").sorted_by("score") == Question(sort="score")

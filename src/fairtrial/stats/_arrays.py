@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, ndtr, ndtri, stdtr, stdtrit
 
+from fairtrial.errors import ConfigurationError
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -55,14 +57,14 @@ def as_values(values: Values, name: str = "values") -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a flat sequence of numbers: {error}") from error
+        raise ConfigurationError(f"{name} must be a flat sequence of numbers: {error}") from error
     if array.size == 0:
         return np.empty(0)
     if array.ndim != 1:
-        raise ValueError(f"{name} must be a flat sequence of numbers (got {array.ndim} dimensions)")
+        raise ConfigurationError(f"{name} must be a flat sequence of numbers (got {array.ndim} dimensions)")
     bad = np.flatnonzero(~np.isfinite(array))
     if bad.size:
-        raise ValueError(f"{name}[{bad[0]}] must be a finite number (got {array[bad[0]]})")
+        raise ConfigurationError(f"{name}[{bad[0]}] must be a finite number (got {array[bad[0]]})")
     return array
 
 
@@ -107,7 +109,7 @@ def as_samples(values: Samples, name: str = "values") -> Repeats:
     """Read one score per sample, or a sequence of repeats per sample; the number of repeats may vary."""
     if isinstance(values, Repeats):
         if int(values.counts.sum()) != values.flat.size:
-            raise ValueError(f"{name} counts {int(values.counts.sum())} repeats and holds {values.flat.size}")
+            raise ConfigurationError(f"{name} counts {int(values.counts.sum())} repeats and holds {values.flat.size}")
         return Repeats(as_values(values.flat, name), values.counts)
     if isinstance(values, np.ndarray) and values.ndim == 2:
         rows, columns = values.shape
@@ -117,7 +119,7 @@ def as_samples(values: Samples, name: str = "values") -> Repeats:
         flat = as_values(cast(Values, values), name)
         return Repeats(flat, np.ones(flat.size, dtype=np.intp))
     if not all(nested):
-        raise ValueError(f"{name} must have a list of repeats for every sample, or for none (got both)")
+        raise ConfigurationError(f"{name} must have a list of repeats for every sample, or for none (got both)")
     rows_of_scores = cast(Sequence[Sequence[float]], values)
     counts = np.fromiter((len(row) for row in rows_of_scores), dtype=np.intp, count=len(rows_of_scores))
     return Repeats(as_values(list(chain.from_iterable(rows_of_scores)), name), counts)
@@ -151,7 +153,7 @@ class Clusters:
 def as_clusters(labels: Labels, n: int) -> Clusters:
     """Number the labels; a sample labelled None is a cluster of its own."""
     if len(labels) != n:
-        raise ValueError(f"clusters must have one label for each of the {n} samples (got {len(labels)})")
+        raise ConfigurationError(f"clusters must have one label for each of the {n} samples (got {len(labels)})")
     if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
         names_found, found = np.unique(labels, return_inverse=True)
         return Clusters(found.astype(np.intp), int(names_found.size))
@@ -167,19 +169,19 @@ def as_clusters(labels: Labels, n: int) -> Clusters:
 def check_level(level: float) -> None:
     """Refuse a confidence level outside (0, 1)."""
     if not 0 < level < 1:
-        raise ValueError(f"a confidence level must be above 0 and below 1, such as 0.95 (got {level})")
+        raise ConfigurationError(f"a confidence level must be above 0 and below 1, such as 0.95 (got {level})")
 
 
 def check_power(power: float) -> None:
     """Refuse a power outside (0, 1)."""
     if not 0 < power < 1:
-        raise ValueError(f"power must be above 0 and below 1, such as 0.8 (got {power})")
+        raise ConfigurationError(f"power must be above 0 and below 1, such as 0.8 (got {power})")
 
 
 def check_counts(successes: int, n: int) -> None:
     """Refuse counts that cannot be `successes` out of `n`."""
     if n < 0 or not 0 <= successes <= n:
-        raise ValueError(f"successes must be from 0 to n (got {successes} out of {n})")
+        raise ConfigurationError(f"successes must be from 0 to n (got {successes} out of {n})")
 
 
 def check_bounds(values: FloatArray, bounds: tuple[float, float] | None, name: str = "values") -> None:
@@ -188,10 +190,10 @@ def check_bounds(values: FloatArray, bounds: tuple[float, float] | None, name: s
         return
     low, high = bounds
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        raise ValueError(f"bounds must be (lowest, highest), or None if there are none (got {bounds})")
+        raise ConfigurationError(f"bounds must be (lowest, highest), or None if there are none (got {bounds})")
     outside = values[(values < low) | (values > high)]
     if outside.size:
-        raise ValueError(
+        raise ConfigurationError(
             f"{name} must be from {low:g} to {high:g} (got {outside[0]:g}): pass the bounds of the metric, "
             "or bounds=None if it has none"
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     Interval,
@@ -68,11 +69,11 @@ def prediction_powered_mean(
     for name, array in (("labels", y), ("judged_labelled", f), ("judged_unlabelled", rest)):
         check_bounds(array, bounds, name)
     if y.size != f.size:
-        raise ValueError(
+        raise ConfigurationError(
             f"there must be one judged score for each label (got {y.size} labels and {f.size} scores): pair them first"
         )
     if not 0 <= weight <= 1:
-        raise ValueError(f"the judge's weight must be from 0 to 1 (got {weight})")
+        raise ConfigurationError(f"the judge's weight must be from 0 to 1 (got {weight})")
     if y.size == 0 or rest.size == 0:
         missing = "labelled" if y.size == 0 else "judged, unlabelled"
         return CorrectedMean(None, None, None, rest.size, y.size, (), f"There are no {missing} cases.")
@@ -209,7 +210,7 @@ class RawAgreement:
 def confusion_matrix(first: Sequence[Hashable], second: Sequence[Hashable]) -> Confusion:
     """Count the pairs of labels; labels are sorted where they can be, else in order of appearance."""
     if len(first) != len(second):
-        raise ValueError(
+        raise ConfigurationError(
             f"both raters must have the same number of labels (got {len(first)} and {len(second)}): pair them first"
         )
     seen: list[Any] = list(dict.fromkeys([*first, *second]))
@@ -246,7 +247,7 @@ def cohen_kappa_table(table: Sequence[Sequence[float]]) -> float | Undefined:
     """`cohen_kappa` from a square table of counts."""
     counts = _counts(table)
     if counts.size and counts.shape[0] != counts.shape[1]:
-        raise ValueError("Cohen's kappa needs a square table: both raters use the same labels")
+        raise ConfigurationError("Cohen's kappa needs a square table: both raters use the same labels")
     n = counts.sum()
     if n == 0:
         return Undefined("There are no items that both rated.")
@@ -311,7 +312,9 @@ def _fleiss_kappa(counts: FloatArray) -> float | Undefined:
         return Undefined("There are no rated items.")
     raters = counts.sum(axis=1)
     if np.ptp(raters) != 0:
-        raise ValueError("Fleiss' kappa needs the same number of ratings for every item; use Krippendorff's alpha")
+        raise ConfigurationError(
+            "Fleiss' kappa needs the same number of ratings for every item; use Krippendorff's alpha"
+        )
     m = float(raters[0])
     if m < 2:
         return Undefined("Agreement needs at least two raters.")
@@ -357,7 +360,7 @@ def _count_ratings(
 ) -> tuple[FloatArray, FloatArray]:
     """Return how often each label (column) was given to each item that has two ratings, and how far labels differ."""
     if len({len(row) for row in ratings}) > 1:
-        raise ValueError("every rater needs one entry per item: put None where a rating is missing")
+        raise ConfigurationError("every rater needs one entry per item: put None where a rating is missing")
     units = [[value for value in column if value is not None] for column in zip(*ratings, strict=True)]
     units = [unit for unit in units if len(unit) > 1]
     seen = list(dict.fromkeys(value for unit in units for value in unit))
@@ -444,23 +447,23 @@ _DISTANCES: dict[Measurement, Callable[[FloatArray, FloatArray], FloatArray]] = 
 
 def _numbers(seen: Sequence[Hashable], measurement: Measurement) -> FloatArray:
     if measurement not in _DISTANCES:
-        raise ValueError(f"measurement must be one of {', '.join(_DISTANCES)} (got {measurement!r})")
+        raise ConfigurationError(f"measurement must be one of {', '.join(_DISTANCES)} (got {measurement!r})")
     if measurement == "nominal":
         if any(value != value for value in seen):
-            raise ValueError("a rating is NaN: put None where a rating is missing")
+            raise ConfigurationError("a rating is NaN: put None where a rating is missing")
         return np.arange(len(seen), dtype=np.float64)
     if not all(isinstance(value, int | float | np.number) for value in seen):
-        raise ValueError(f"{measurement} ratings must be numbers")
+        raise ConfigurationError(f"{measurement} ratings must be numbers")
     numbers = np.asarray(seen, dtype=np.float64)
     if not np.all(np.isfinite(numbers)):
-        raise ValueError("a rating is not a finite number: put None where a rating is missing")
+        raise ConfigurationError("a rating is not a finite number: put None where a rating is missing")
     if measurement == "ratio" and np.any(numbers < 0):
-        raise ValueError("ratio ratings must be at least 0")
+        raise ConfigurationError("ratio ratings must be at least 0")
     return numbers
 
 
 def _counts(table: Sequence[Sequence[float]]) -> FloatArray:
     counts: NDArray[Any] = np.asarray(table, dtype=np.float64)
     if counts.size and (counts.ndim != 2 or not np.all(np.isfinite(counts)) or np.any(counts < 0)):
-        raise ValueError("the table must hold counts, in rows of equal length")
+        raise ConfigurationError("the table must hold counts, in rows of equal length")
     return np.asarray(counts, dtype=np.float64)

@@ -5,6 +5,7 @@ from math import atanh, sqrt, tanh
 
 import numpy as np
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import Interval, Undefined, Values, as_values, check_level, normal_quantile, two_sided
 
 
@@ -27,7 +28,9 @@ def rank_correlation(first: Values, second: Values, *, level: float = 0.95) -> R
     check_level(level)
     x, y = as_values(first, "first"), as_values(second, "second")
     if x.size != y.size:
-        raise ValueError(f"both must have the same number of values (got {x.size} and {y.size}): pair them first")
+        raise ConfigurationError(
+            f"both must have the same number of values (got {x.size} and {y.size}): pair them first"
+        )
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return RankCorrelation(x.size, None, None, "One of the two does not vary, so there is no correlation.")
     from scipy.stats import rankdata  # Imported late: it takes as long to load as everything else together.

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 from scipy.special import fdtrc
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -240,7 +241,7 @@ def paired_rates_interval(wins: int, losses: int, n: int, *, level: float = 0.95
     Pearson's: without it 20 pairs are covered in 92.8% of runs with 20% wins, in 90% of 10 pairs that all differ.
     """
     if n < 1:
-        raise ValueError(f"there must be at least one pair (got {n})")
+        raise ConfigurationError(f"there must be at least one pair (got {n})")
     interval = cast(Interval, bonett_price(wins, losses, n, level=level))
     ends, method = [interval.low, interval.high], interval.method
     if _mcnemar(wins, losses, n, exact=exact) > 1 - level:

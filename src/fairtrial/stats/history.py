@@ -10,6 +10,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -105,7 +106,7 @@ def history_mean(
     x, rest = np.asarray(history, dtype=np.float64), as_values(pool, "pool")
     n = samples.counts.size
     if x.shape != (n,):
-        raise ValueError(f"history must have one number for each of the {n} samples (got {x.shape})")
+        raise ConfigurationError(f"history must have one number for each of the {n} samples (got {x.shape})")
     check_bounds(samples.flat, bounds)
     plain = mean_interval(samples, clusters=None if clusters is None else clusters[:n], bounds=bounds, level=level)
     scored = samples.counts > 0

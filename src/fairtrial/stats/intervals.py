@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from fairtrial.base.rates import FEW_OUTCOMES, wilson_bounds
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     Clusters,
     FloatArray,
@@ -312,7 +313,7 @@ def mean_interval(
         samples = samples.only(scored)
         groups = None if groups is None else groups.only(scored)
     if binary and not samples.binary:
-        raise ValueError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores")
+        raise ConfigurationError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores")
     # A metric with another range is not a rate, even if all its values are 0 or 1.
     rate = samples.binary and bounds == (0.0, 1.0) if binary is None else binary
     return _estimate(samples, groups, unscored, rate=rate, bounds=bounds, level=level)
@@ -446,7 +447,7 @@ def quantile_interval(
     """
     check_level(level)
     if not 0 < share < 1:
-        raise ValueError(f"the share below a quantile must lie between 0 and 1 (got {share})")
+        raise ConfigurationError(f"the share below a quantile must lie between 0 and 1 (got {share})")
     samples = as_samples(values)
     array = np.sort(samples.flat)
     n, trials = int(np.count_nonzero(samples.counts)), array.size

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, stdtrit
 
 from fairtrial.base.rates import wilson_bounds
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -65,10 +66,10 @@ class JudgedTrials:
         for name in ("labels", "weights", "certain", "samples"):
             array = getattr(self, name)
             if array is not None and array.size != n:
-                raise ValueError(f"{name} must have one entry for each of the {n} scores (got {array.size})")
+                raise ConfigurationError(f"{name} must have one entry for each of the {n} scores (got {array.size})")
         picked = self.labelled
         if self.weights is not None and not np.all(self.weights[picked] > 0):
-            raise ValueError("the weight of a label must be above 0")
+            raise ConfigurationError("the weight of a label must be above 0")
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -172,7 +173,7 @@ def corrected_difference(
             )  # fmt: skip
     first, second = (side for side in sides if isinstance(side, _Side))
     if first.pulls.size != second.pulls.size:
-        raise ValueError("both sides must have the same samples: pair them first")
+        raise ConfigurationError("both sides must have the same samples: pair them first")
     difference = first.estimate - second.estimate
     correlation = _correlation(first, second, clusters)
 
@@ -253,7 +254,7 @@ def _side(
     if not trials.labelled.any():
         return "No judged trial is labelled."
     if not np.all(np.isfinite(trials.scores[~trials.known])) or not np.all(np.isfinite(trials.labels[trials.known])):
-        raise ValueError("every trial must have a score of the judge, or a label that is certain")
+        raise ConfigurationError("every trial must have a score of the judge, or a label that is certain")
     check_bounds(trials.labels[np.isfinite(trials.labels)], bounds, "labels")
     check_bounds(trials.scores[~trials.known], bounds, "scores")
     grouped = _Grouping(trials, clusters)
@@ -272,7 +273,7 @@ class _Grouping:
         repeats = np.bincount(places)
         self.samples = int(repeats.size)
         if not repeats.all():
-            raise ValueError(f"every sample must have a trial (sample {int(np.argmin(repeats))} has none)")
+            raise ConfigurationError(f"every sample must have a trial (sample {int(np.argmin(repeats))} has none)")
         self.shares = 1 / (repeats.size * repeats[places])
         self.places = places
         self.single = clusters is None and bool(np.all(repeats <= 1))
@@ -454,7 +455,7 @@ def _wins(a: JudgedTrials, b: JudgedTrials) -> tuple[int, int, int]:
         values = np.where(side.known, side.labels, side.scores)
         means.append(np.bincount(side.places, weights=values) / np.bincount(side.places))
     if means[0].size != means[1].size:
-        raise ValueError("both sides must have the same samples: pair them first")
+        raise ConfigurationError("both sides must have the same samples: pair them first")
     change = means[0] - means[1]
     change[np.abs(change) < 1e-12] = 0.0
     return int(np.count_nonzero(change > 0)), int(np.count_nonzero(change < 0)), int(change.size)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     Interval,
@@ -126,7 +127,7 @@ def paired_difference(
     check_power(power)
     left, right = as_samples(a, "a"), as_samples(b, "b")
     if left.counts.size != right.counts.size:
-        raise ValueError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first")
+        raise ConfigurationError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first")
     check_bounds(left.flat, bounds, "a")
     check_bounds(right.flat, bounds, "b")
     labels = None if clusters is None else as_clusters(clusters, left.counts.size).codes
@@ -143,7 +144,7 @@ def paired_difference(
         )
     zero_one = left.binary and right.binary
     if binary and not zero_one:
-        raise ValueError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores")
+        raise ConfigurationError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores")
     differences = _differences(left.means, right.means)
     repeated = not (left.single and right.single)
     plan = Plan(level, power, None if bounds is None else bounds[1] - bounds[0], draws, seed, repeated)
@@ -199,7 +200,7 @@ def _margin_test(
     a: Values, b: Values, margin: float, clusters: Labels | None, *, sides: tuple[int, ...], name: str
 ) -> MarginTest:
     if not 0 <= margin < np.inf:
-        raise ValueError(f"margin must be a finite number of at least 0 (got {margin})")
+        raise ConfigurationError(f"margin must be a finite number of at least 0 (got {margin})")
     d = _differences(as_values(a, "a"), as_values(b, "b"))
     mean = float(d.mean()) if d.size else None
     if mean is None:
@@ -219,7 +220,7 @@ def _margin_test(
 def _differences(a: FloatArray, b: FloatArray) -> FloatArray:
     """a - b, with what is only rounding (means of the same repeats in another order) set to 0."""
     if a.size != b.size:
-        raise ValueError(f"a has {a.size} values and b has {b.size}: pair them first")
+        raise ConfigurationError(f"a has {a.size} values and b has {b.size}: pair them first")
     d = a - b
     d[np.abs(d) <= 1e-12 * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))] = 0.0
     return d

@@ -7,6 +7,7 @@ from math import ceil, floor, inf, sqrt
 import numpy as np
 from scipy.special import chdtri, gammaln, nctdtr, nctdtrit
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     Undefined,
     binomial_ranks,
@@ -139,7 +140,9 @@ def samples_to_clear(
     if n < 1 or effective_n <= 0:
         return Undefined("There are no samples.")
     if not (0 <= rate <= 1 and 0 < bound < 1):
-        raise ValueError(f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})")
+        raise ConfigurationError(
+            f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})"
+        )
     if rate == bound:
         return Undefined("The rate equals its bound, so no number of samples can tell them apart.")
     typical = rate if 0 < rate < 1 else (rate * effective_n + 1) / (effective_n + 2)
@@ -162,7 +165,9 @@ def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: f
     """
     _reach(level, power)  # For its checks.
     if not (0 <= rate <= 1 and 0 < bound < 1):
-        raise ValueError(f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})")
+        raise ConfigurationError(
+            f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})"
+        )
     if rate == bound:
         return Undefined("The rate equals its bound, so no number of samples can tell them apart.")
     if rate < bound:
@@ -198,7 +203,7 @@ def pairs_to_detect(unequal: float, delta: float, *, level: float = 0.95, power:
     """
     _reach(level, power)  # For its checks.
     if not 0 <= unequal <= 1:
-        raise ValueError(f"a share of pairs must be from 0 to 1 (got {unequal})")
+        raise ConfigurationError(f"a share of pairs must be from 0 to 1 (got {unequal})")
     if not 0 < delta <= 1:
         return Undefined("A detectable difference of two rates must be above 0 and at most 1.")
     return _pairs_to_clear(delta, min(1.0, unequal + delta), 0.0, level, power)
@@ -311,12 +316,12 @@ def _variance(omega2: float, sigma_a2: float, sigma_b2: float, repeats_a: int, r
     for name, value in (("omega2", omega2), ("sigma_a2", sigma_a2), ("sigma_b2", sigma_b2)):
         _check_finite(name, value)
         if value < 0:
-            raise ValueError(f"the variance {name} must be at least 0 (got {value})")
+            raise ConfigurationError(f"the variance {name} must be at least 0 (got {value})")
     if repeats_a < 1 or repeats_b < 1:
-        raise ValueError(f"each system must have at least 1 repeat (got {repeats_a} and {repeats_b})")
+        raise ConfigurationError(f"each system must have at least 1 repeat (got {repeats_a} and {repeats_b})")
     return omega2 + sigma_a2 / repeats_a + sigma_b2 / repeats_b
 
 
 def _check_finite(name: str, value: float) -> None:
     if not abs(value) < float("inf"):
-        raise ValueError(f"{name} must be a finite number (got {value})")
+        raise ConfigurationError(f"{name} must be a finite number (got {value})")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import FloatArray, IntArray, Undefined, as_clusters, check_level, t_quantile, two_sided
 from fairtrial.stats.ranking import Estimates, SimultaneousDifferences, SystemPairs, normal_maxima, ranking_of
 from fairtrial.stats.resampling import DRAWS
@@ -216,12 +217,12 @@ class _Comparisons:
     def of(cls, given: Sequence[Preference]) -> "_Comparisons":
         """Check the comparisons, and that a chain of them leads from every system to every other."""
         if not given:
-            raise ValueError("a ranking needs at least one comparison (got none)")
+            raise ConfigurationError("a ranking needs at least one comparison (got none)")
         for one in given:
             if one.first == one.second:
-                raise ValueError(f"a comparison must be of two systems (got {one.first!r} twice)")
+                raise ConfigurationError(f"a comparison must be of two systems (got {one.first!r} twice)")
             if one.winner not in (one.first, one.second, None, TIE):
-                raise ValueError(
+                raise ConfigurationError(
                     f"the winner must be {one.first!r}, {one.second!r}, or None for a tie (got {one.winner!r})"
                 )
         names = tuple(dict.fromkeys(name for one in given for name in (one.first, one.second)))
@@ -237,7 +238,7 @@ class _Comparisons:
         )
         parts = made._components(made.first, made.second, directed=False)
         if len(parts) > 1:
-            raise ValueError(
+            raise ConfigurationError(
                 f"no comparison connects {parts[0][0]!r} with {parts[1][0]!r}, so they cannot be ranked together: "
                 f"compare systems of both groups, or rank them on their own ({'; '.join(map(', '.join, parts))})"
             )

@@ -5,6 +5,7 @@ from math import erfc, floor, sqrt
 
 import numpy as np
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -52,7 +53,7 @@ def quantile_difference(
     """
     check_level(level)
     if not 0 < share < 1:
-        raise ValueError(f"the share below a quantile must lie between 0 and 1 (got {share})")
+        raise ConfigurationError(f"the share below a quantile must lie between 0 and 1 (got {share})")
     left, right, labels, unscored = _paired(a, b, clusters)
     counted = paired_difference(left, right, clusters=labels, bounds=None, level=level, power=power, draws=99)
     if not left.counts.size:
@@ -160,7 +161,7 @@ def _relative(logarithm: float) -> float:
 def _paired(a: Samples, b: Samples, clusters: Labels | None) -> tuple[Repeats, Repeats, IntArray | None, int]:
     left, right = as_samples(a, "a"), as_samples(b, "b")
     if left.counts.size != right.counts.size:
-        raise ValueError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first")
+        raise ConfigurationError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first")
     labels = None if clusters is None else as_clusters(clusters, left.counts.size).codes
     scored = (left.counts > 0) & (right.counts > 0)
     kept = None if labels is None else labels[scored]

@@ -9,6 +9,7 @@ from math import floor, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -78,7 +79,7 @@ def weighted_mean(
         return WeightedMean(mean, None, None, None, tuple(shares.tolist()), n, reason)
     for _, _, interval in ends:
         if abs(interval.level - level) > 1e-12:
-            raise ValueError(f"the intervals of all suites must be at level {level:g} (got {interval.level:g})")
+            raise ConfigurationError(f"the intervals of all suites must be at level {level:g} (got {interval.level:g})")
     variance = float(sum(error**2 for error, _ in errors))
     low = mean - sqrt(sum((share * (value - interval.low)) ** 2 for share, value, interval in ends))
     high = mean + sqrt(sum((share * (interval.high - value)) ** 2 for share, value, interval in ends))
@@ -97,14 +98,14 @@ def weighted_mean(
 def normalize_weights(weights: Sequence[float] | None, count: int) -> FloatArray:
     """Return weights that sum to 1; by default equal ones."""
     if count == 0:
-        raise ValueError("a weighted mean needs at least one suite")
+        raise ConfigurationError("a weighted mean needs at least one suite")
     if weights is None:
         return np.full(count, 1 / count)
     array = as_values(weights, "weights")
     if array.size != count:
-        raise ValueError(f"there must be one weight for each of {count} suites (got {array.size})")
+        raise ConfigurationError(f"there must be one weight for each of {count} suites (got {array.size})")
     if array.min() < 0 or array.sum() <= 0:
-        raise ValueError(f"weights must be at least 0, and one of them above 0 (got {array.tolist()})")
+        raise ConfigurationError(f"weights must be at least 0, and one of them above 0 (got {array.tolist()})")
     return np.asarray(array / array.sum(), dtype=np.float64)
 
 
@@ -249,9 +250,9 @@ class SystemPairs:
     def of(cls, systems: int, baseline: int | None) -> SystemPairs:
         """All pairs of `systems` systems."""
         if systems < 2:
-            raise ValueError(f"a ranking needs at least two systems (got {systems})")
+            raise ConfigurationError(f"a ranking needs at least two systems (got {systems})")
         if baseline is not None and not 0 <= baseline < systems:
-            raise ValueError(f"baseline must be the number of a system, 0 to {systems - 1} (got {baseline})")
+            raise ConfigurationError(f"baseline must be the number of a system, 0 to {systems - 1} (got {baseline})")
         first, second = np.triu_indices(systems, 1)
         families = [np.ones(first.size, dtype=np.bool_)]
         if baseline is not None:
@@ -587,5 +588,7 @@ def _count_best(means: FloatArray, higher_is_better: bool) -> FloatArray:
 def _count_systems(tables: Sequence[SystemScores]) -> int:
     shapes = {np.asarray(table.scores).shape[1:] for table in tables}
     if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
-        raise ValueError("scores must have a row for each sample and a column for each system, the same in all suites")
+        raise ConfigurationError(
+            "scores must have a row for each sample and a column for each system, the same in all suites"
+        )
     return int(shape[0])

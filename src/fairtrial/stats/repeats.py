@@ -5,6 +5,7 @@ from math import comb
 
 import numpy as np
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import FloatArray, Labels, Samples, Undefined, as_samples
 from fairtrial.stats.intervals import MeanEstimate, mean_interval, plain_se
 
@@ -31,7 +32,7 @@ def sample_means(values: Samples) -> FloatArray:
     samples = as_samples(values)
     empty = np.flatnonzero(samples.counts == 0)
     if empty.size:
-        raise ValueError(f"every sample must have a scored repeat (sample {empty[0]} has none): leave it out")
+        raise ConfigurationError(f"every sample must have a scored repeat (sample {empty[0]} has none): leave it out")
     return samples.means.copy()
 
 
@@ -92,7 +93,7 @@ def mean_pass_hat_k(values: Samples, k: int, *, clusters: Labels | None = None, 
 def _mean_pass(values: Samples, k: int, clusters: Labels | None, level: float, *, all_of_them: bool) -> MeanEstimate:
     samples = as_samples(values)
     if not samples.binary:
-        raise ValueError("pass@k and pass^k count passes: every score must be 0 or 1")
+        raise ConfigurationError("pass@k and pass^k count passes: every score must be 0 or 1")
     passes = np.add.reduceat(np.append(samples.flat, 0.0), samples.starts) if samples.counts.size else samples.flat
     passes = np.where(samples.counts > 0, passes, 0.0)
     formula = pass_hat_k if all_of_them else pass_at_k
@@ -105,7 +106,7 @@ def _mean_pass(values: Samples, k: int, clusters: Labels | None, level: float, *
 
 def _too_few(n: int, passes: int, k: int) -> Undefined | None:
     if k < 1:
-        raise ValueError(f"k must be at least 1 (got {k})")
+        raise ConfigurationError(f"k must be at least 1 (got {k})")
     if n < 0 or not 0 <= passes <= n:
-        raise ValueError(f"passes must be from 0 to the number of repeats (got {passes} of {n})")
+        raise ConfigurationError(f"passes must be from 0 to the number of repeats (got {passes} of {n})")
     return Undefined(f"k = {k} needs at least {k} repeats (got {n}).") if n < k else None

@@ -10,6 +10,7 @@ from math import floor, sqrt
 import numpy as np
 from scipy.special import bdtr, bdtrc, gammaln, ndtr, xlog1py, xlogy
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     Interval,
@@ -61,7 +62,9 @@ def bonett_price(wins: int, losses: int, n: int, *, level: float = 0.95) -> Inte
     _check(wins, losses)
     check_level(level)
     if n < wins + losses:
-        raise ValueError(f"wins and losses must be at most the number of pairs (got {wins} and {losses} of {n})")
+        raise ConfigurationError(
+            f"wins and losses must be at most the number of pairs (got {wins} and {losses} of {n})"
+        )
     if n == 0:
         return Undefined("There are no pairs.")
     centre, error = _bonett_price(wins, losses, n)
@@ -153,7 +156,7 @@ def _fewest_wins(n: int, level: float) -> FloatArray:
 
 def _check(wins: int, losses: int) -> None:
     if wins < 0 or losses < 0:
-        raise ValueError(f"wins and losses must be at least 0 (got {wins} and {losses})")
+        raise ConfigurationError(f"wins and losses must be at least 0 (got {wins} and {losses})")
 
 
 DRAWS, DRAWS_OF_MANY = 9_999, 4_999
@@ -408,7 +411,7 @@ def draws_for(asked: int | None, units: int) -> int:
     if asked is None:
         return DRAWS if units <= 1_000 else DRAWS_OF_MANY
     if asked < 1:
-        raise ValueError(f"draws must be at least 1 (got {asked})")
+        raise ConfigurationError(f"draws must be at least 1 (got {asked})")
     return asked
 
 

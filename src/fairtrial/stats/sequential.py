@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.stats._arrays import (
     FloatArray,
     Interval,
@@ -58,7 +59,7 @@ def _checked(p_values: Values) -> FloatArray:
     p = as_values(p_values, "p_values")
     outside = p[(p < 0) | (p > 1)]
     if outside.size:
-        raise ValueError(f"a p-value must be from 0 to 1 (got {outside[0]:g})")
+        raise ConfigurationError(f"a p-value must be from 0 to 1 (got {outside[0]:g})")
     return p
 
 
@@ -131,7 +132,7 @@ class BettingMartingale:
         for ends in (low, high):
             check_bounds(ends, bounds)
         if low.size != high.size or np.any(low > high):
-            raise ValueError("highest must have a number for each of values, at least as large")
+            raise ConfigurationError("highest must have a number for each of values, at least as large")
         self.n = int(low.size)
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self._numbers = (_counted(low), _counted(high))
@@ -140,7 +141,7 @@ class BettingMartingale:
         """Return the capital against this mean, an e-value: 1 at the start."""
         least, most = self.bounds
         if not least < mean < most:
-            raise ValueError(f"mean must be between {least:g} and {most:g} (got {mean:g})")
+            raise ConfigurationError(f"mean must be between {least:g} and {most:g} (got {mean:g})")
         return exp(min(_LARGEST_LOG, self._log_capital(mean, self._numbers)))
 
     def interval(self, level: float = 0.95) -> Interval:
@@ -257,10 +258,10 @@ def rate_decision(outcomes: Values, *, width: float, level: float = 0.95, every:
     """Look at outcomes in the order of the plan and stop once Wilson's interval is no wider than `width`."""
     check_level(level)
     if not 0 < width < 1:
-        raise ValueError(f"the width to stop at must be above 0 and below 1 (got {width})")
+        raise ConfigurationError(f"the width to stop at must be above 0 and below 1 (got {width})")
     values = as_values(outcomes, "outcomes")
     if not np.all(np.isin(values, (0.0, 1.0))):
-        raise ValueError("early stopping is for pass/fail outcomes: every outcome must be 0 or 1")
+        raise ConfigurationError("early stopping is for pass/fail outcomes: every outcome must be 0 or 1")
     passed = np.cumsum(values)
     seen, successes = 0, 0
     interval = stopped_by_width(0, 0, level=level)
@@ -274,7 +275,7 @@ def rate_decision(outcomes: Values, *, width: float, level: float = 0.95, every:
 
 def _looks(n: int, every: int) -> NDArray[np.intp]:
     if every < 1:
-        raise ValueError(f"every must be at least 1 (got {every})")
+        raise ConfigurationError(f"every must be at least 1 (got {every})")
     looks = np.arange(every, n + 1, every, dtype=np.intp)
     return np.append(looks, np.intp(n)) if n % every else looks
 
