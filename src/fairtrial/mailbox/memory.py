@@ -12,28 +12,12 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
+from fairtrial import errors
 from fairtrial.base.clock import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import dumps
 from fairtrial.base.offload import require_asyncio
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    LeaseLostError,
-    MailboxClosedError,
-    MessageTooLargeError,
-    NewerFormatError,
-    ReplyNotAvailableError,
-)
+from fairtrial.mailbox import protocol
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, check_body_type, decode_body, encode_body
-from fairtrial.mailbox.protocol import (
-    DeadLetter,
-    Mailbox,
-    MailboxDepth,
-    MailboxResolver,
-    Message,
-    validate_name,
-    validate_receive,
-)
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -43,7 +27,7 @@ class _Item:
 
     __slots__ = ("body", "deliveries", "expiries", "id", "lease", "reply_to", "route", "until")
 
-    def __init__(self, id: str, body: Any, reply_to: str | None, route: Mailbox[Any] | None) -> None:
+    def __init__(self, id: str, body: Any, reply_to: str | None, route: protocol.Mailbox[Any] | None) -> None:
         self.id = id
         self.body = body
         self.reply_to = reply_to
@@ -85,8 +69,8 @@ class _Receipt[T]:
         return await self.mailbox._reply(self.item, address, body)
 
 
-def _lost(id: str) -> LeaseLostError:
-    return LeaseLostError(f"the lease of message {id} was lost: it expired, or the message was settled before")
+def _lost(id: str) -> errors.LeaseLostError:
+    return errors.LeaseLostError(f"the lease of message {id} was lost: it expired, or the message was settled before")
 
 
 T = TypeVar("T", default=Any)  # A mailbox without a body type accepts any body.
@@ -109,11 +93,11 @@ class InMemoryMailbox(Generic[T]):
         name: str = "memory",
         body_type: type[T] | None = None,
         *,
-        reply_resolver: MailboxResolver | None = None,
+        reply_resolver: protocol.MailboxResolver | None = None,
         clock: Clock = SYSTEM_CLOCK,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        self.name = validate_name(name)
+        self.name = protocol.validate_name(name)
         self.dead_letters = _DeadLetters(self)
         self._kind = body_type
         self._resolver = reply_resolver
@@ -125,7 +109,7 @@ class InMemoryMailbox(Generic[T]):
         self._delayed: list[tuple[float, int, _Item]] = []
         self._leased: dict[str, _Item] = {}
         self._expiry: list[tuple[float, int, _Item]] = []  # Lazy: entries that are no longer valid are skipped.
-        self._dead: dict[str, tuple[DeadLetter, _Item]] = {}
+        self._dead: dict[str, tuple[protocol.DeadLetter, _Item]] = {}
         self._workers: dict[str, tuple[str, float]] = {}  # By id: fingerprint, and when the announcement expires.
         self._changed: asyncio.Event | None = None
         self._closed = False
@@ -140,7 +124,7 @@ class InMemoryMailbox(Generic[T]):
     def __repr__(self) -> str:
         return f"InMemoryMailbox({self.name!r})"
 
-    async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
+    async def send(self, body: T, *, reply_to: str | protocol.Mailbox[Any] | None = None) -> str:
         """Send a message; returns its id."""
         self._check_open()
         address = reply_to if isinstance(reply_to, str) or reply_to is None else reply_to.name
@@ -149,11 +133,11 @@ class InMemoryMailbox(Generic[T]):
         if self._kind is not None:
             try:
                 wire = encode_body(body)
-            except CodecError as error:
-                raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+            except errors.CodecError as error:
+                raise errors.BodyError(f"the body cannot be sent to {self.name}: {error}") from None
             if len(wire) > self._limit:
                 limit = f"must have at most {self._limit} bytes (got {len(wire)})"
-                raise MessageTooLargeError(f"{self.name}: the body {limit}")
+                raise errors.MessageTooLargeError(f"{self.name}: the body {limit}")
         item = _Item(f"{self.name}-{next(self._ids)}", wire, address, route)
         with self._lock:
             self._waiting.append(item)
@@ -162,10 +146,10 @@ class InMemoryMailbox(Generic[T]):
 
     async def receive(
         self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
-    ) -> Sequence[Message[T]]:
+    ) -> Sequence[protocol.Message[T]]:
         """Receive up to `max_messages`; see `Mailbox.receive`."""
         self._check_open()
-        validate_receive(max_messages, visibility_timeout, wait_time_seconds)
+        protocol.validate_receive(max_messages, visibility_timeout, wait_time_seconds)
         require_asyncio("a mailbox", "use it in a program that runs under it")
         await asyncio.sleep(0)
         # Two deadlines, because the injected clock may stand still or jump while the event loop's clock advances.
@@ -194,12 +178,12 @@ class InMemoryMailbox(Generic[T]):
         with self._lock:
             return len(self._waiting) + len(self._delayed) + len(self._leased)
 
-    async def depth(self) -> MailboxDepth:
+    async def depth(self) -> protocol.MailboxDepth:
         """Return the number of messages by state."""
         self._check_open()
         with self._lock:
             self._collect()
-            return MailboxDepth(len(self._waiting), len(self._delayed), len(self._leased), len(self._dead))
+            return protocol.MailboxDepth(len(self._waiting), len(self._delayed), len(self._leased), len(self._dead))
 
     async def asked_from(self, address: str) -> bool:
         """Return whether a message that has not been settled has this reply address."""
@@ -259,15 +243,15 @@ class InMemoryMailbox(Generic[T]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise MailboxClosedError(f"mailbox {self.name} is closed")
+            raise errors.MailboxClosedError(f"mailbox {self.name} is closed")
 
     def _wake(self) -> None:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
-    def _take(self, count: int, seconds: float) -> list[Message[T]]:
-        messages: list[Message[T]] = []
+    def _take(self, count: int, seconds: float) -> list[protocol.Message[T]]:
+        messages: list[protocol.Message[T]] = []
         with self._lock:
             self._collect()
             until = self._clock.monotonic() + seconds
@@ -275,12 +259,12 @@ class InMemoryMailbox(Generic[T]):
                 item = self._waiting.popleft()
                 try:
                     body = item.body if self._kind is None else decode_body(self._kind, item.body)
-                except NewerFormatError:
+                except errors.NewerFormatError:
                     heapq.heappush(
                         self._delayed, (self._clock.monotonic() + NEWER_FORMAT_DELAY, next(self._leases), item)
                     )
                     continue
-                except CodecError as error:
+                except errors.CodecError as error:
                     item.deliveries += 1
                     self._add_dead_letter(item, f"the body cannot be read: {error}", "BodyError")
                     continue
@@ -289,7 +273,7 @@ class InMemoryMailbox(Generic[T]):
                 self._leased[item.id] = item
                 self._lease(item, lease, until)
                 messages.append(
-                    Message(
+                    protocol.Message(
                         item.id,
                         body,
                         _Receipt(self, item, lease),
@@ -362,10 +346,10 @@ class InMemoryMailbox(Generic[T]):
         else:
             try:
                 text = dumps(item.body)
-            except CodecError:
+            except errors.CodecError:
                 text = dumps(repr(item.body))
         id = f"dead-{next(self._ids):012d}"
-        letter = DeadLetter(
+        letter = protocol.DeadLetter(
             id, item.id, text, item.deliveries, reason, error, item.reply_to, died_at=self._clock.time()
         )
         self._dead[id] = (letter, item)
@@ -373,18 +357,18 @@ class InMemoryMailbox(Generic[T]):
     async def _reply(self, item: _Item, address: str | None, body: Any) -> str:
         self._check_open()
         if address is None:
-            raise ReplyNotAvailableError(f"message {item.id} has no reply address")
+            raise errors.ReplyNotAvailableError(f"message {item.id} has no reply address")
         mailbox = item.route
         if mailbox is None:
             if self._resolver is None:
-                raise ReplyNotAvailableError(
+                raise errors.ReplyNotAvailableError(
                     f"no mailbox for the reply address {address!r} of message {item.id}: give {self.name} a resolver"
                 )
             mailbox = self._resolver.resolve(address)
         try:
             return await mailbox.send(body)
-        except MailboxClosedError as error:
-            raise ReplyNotAvailableError(str(error)) from None
+        except errors.MailboxClosedError as error:
+            raise errors.ReplyNotAvailableError(str(error)) from None
 
 
 class _DeadLetters:
@@ -396,7 +380,7 @@ class _DeadLetters:
     async def count(self) -> int:
         return len(self._mailbox._dead)
 
-    async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+    async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[protocol.DeadLetter]:
         letters = (letter for id, (letter, _) in self._mailbox._dead.items() if after is None or id > after)
         return list(itertools.islice(letters, limit))
 

@@ -8,18 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 
+from fairtrial import errors
 from fairtrial.base.backoff import backoff
 from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.base.lru import LruCache
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    ConfigurationError,
-    MailboxConnectionError,
-    MailboxError,
-    ReplyNotAvailableError,
-    StoreUnavailableError,
-)
 from fairtrial.mailbox.body import decode_body
 
 type Verdict = Literal["retry", "dead_letter"]
@@ -59,8 +51,10 @@ class DeadLetter:
         """
         try:
             return decode_body(kind, self.text.encode("utf-8", "surrogatepass"))
-        except CodecError as error:
-            raise BodyError(f"dead letter {self.id} is not a {getattr(kind, '__name__', kind)}: {error}") from None
+        except errors.CodecError as error:
+            raise errors.BodyError(
+                f"dead letter {self.id} is not a {getattr(kind, '__name__', kind)}: {error}"
+            ) from None
 
 
 class DeadLetters(Protocol):
@@ -103,8 +97,8 @@ class DLQPolicy:
     """
 
     max_deliveries: int = 5
-    fatal: tuple[type[BaseException], ...] = (BodyError,)
-    transient: tuple[type[BaseException], ...] = (MailboxError, StoreUnavailableError)
+    fatal: tuple[type[BaseException], ...] = (errors.BodyError,)
+    transient: tuple[type[BaseException], ...] = (errors.MailboxError, errors.StoreUnavailableError)
     suspect_after: int = 1
     base_seconds: float = 1.0
     max_seconds: float = 300.0
@@ -112,9 +106,9 @@ class DLQPolicy:
 
     def __post_init__(self) -> None:
         if self.max_deliveries < 1 or self.suspect_after < 1:
-            raise ConfigurationError("max_deliveries and suspect_after must be at least 1")
+            raise errors.ConfigurationError("max_deliveries and suspect_after must be at least 1")
         if not 0 < self.base_seconds <= self.max_seconds:
-            raise ConfigurationError("base_seconds must be more than 0 and at most max_seconds")
+            raise errors.ConfigurationError("base_seconds must be more than 0 and at most max_seconds")
 
     def treatment(self, expiries: int) -> Treatment:
         """Return how to execute a message after this many expired leases."""
@@ -141,7 +135,7 @@ MAX_SECONDS: Final = 365 * 24 * 3600.0
 def validate_name(name: str) -> str:
     """Return the name if it is valid: it becomes part of keys on a server, and a reply address."""
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "a mailbox name must have 1 to 200 letters, digits or any of _ . : - and start with a letter or digit "
             f"(got {name[:200]!r})"
         )
@@ -151,25 +145,25 @@ def validate_name(name: str) -> str:
 def validate_receive(max_messages: int, visibility_timeout: float, wait_time_seconds: float) -> None:
     """Raise `ConfigurationError` if arguments of `receive` are invalid."""
     if max_messages < 1:
-        raise ConfigurationError(f"max_messages must be at least 1 (got {max_messages})")
+        raise errors.ConfigurationError(f"max_messages must be at least 1 (got {max_messages})")
     if not 0 < visibility_timeout <= MAX_SECONDS:
         range_of = "more than 0 s and at most a year"
-        raise ConfigurationError(f"visibility_timeout must be {range_of} (got {visibility_timeout})")
+        raise errors.ConfigurationError(f"visibility_timeout must be {range_of} (got {visibility_timeout})")
     if not 0 <= wait_time_seconds <= MAX_SECONDS:
-        raise ConfigurationError(f"wait_time_seconds must be at least 0 (got {wait_time_seconds})")
+        raise errors.ConfigurationError(f"wait_time_seconds must be at least 0 (got {wait_time_seconds})")
 
 
 def validate_delay(seconds: float) -> float:
     """Return the delay of a nack if it is valid."""
     if not 0 <= seconds <= MAX_SECONDS:
-        raise ConfigurationError(f"the delay of a message must be from 0 s to a year (got {seconds})")
+        raise errors.ConfigurationError(f"the delay of a message must be from 0 s to a year (got {seconds})")
     return seconds
 
 
 def validate_lease(seconds: float) -> float:
     """Return the duration of a lease if it is valid."""
     if not 0 < seconds <= MAX_SECONDS:
-        raise ConfigurationError(f"a lease must be more than 0 s and at most a year (got {seconds})")
+        raise errors.ConfigurationError(f"a lease must be more than 0 s and at most a year (got {seconds})")
     return seconds
 
 
@@ -268,7 +262,7 @@ class Message[T]:
         self.settled = True  # Set before sending: a concurrent renewal must not report the lease as lost.
         try:
             await call
-        except MailboxConnectionError:
+        except errors.MailboxConnectionError:
             self.settled = False
             raise
 
@@ -414,7 +408,7 @@ class CompositeResolver:
         self, registry: Mapping[str, Mailbox[Any]] = EMPTY, factory: MailboxFactory | None = None, *, keep: int = 1024
     ) -> None:
         if keep < 1:
-            raise ConfigurationError(f"keep must be at least 1 (got {keep})")
+            raise errors.ConfigurationError(f"keep must be at least 1 (got {keep})")
         self._registry = registry
         self._factory = factory
         self._made: LruCache[str, Mailbox[Any]] = LruCache(keep)
@@ -430,10 +424,10 @@ class CompositeResolver:
         if (made := self._made.get(name)) is not None:
             return made
         if self._factory is None:
-            raise ReplyNotAvailableError(f"there is no mailbox named {name!r}")
+            raise errors.ReplyNotAvailableError(f"there is no mailbox named {name!r}")
         try:
             made = self._factory.create(validate_name(name))
-        except ConfigurationError as error:
-            raise ReplyNotAvailableError(str(error)) from None
+        except errors.ConfigurationError as error:
+            raise errors.ReplyNotAvailableError(str(error)) from None
         self._made.put(name, made)
         return made

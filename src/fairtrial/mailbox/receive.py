@@ -8,15 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from fairtrial import errors
 from fairtrial.base.backoff import retry_while_unavailable
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    LeaseLostError,
-    MailboxClosedError,
-    MailboxError,
-    NewerFormatError,
-)
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body, unseal
 from fairtrial.mailbox.protocol import Message, Receipt, Renewer, validate_receive
 from fairtrial.mailbox.server import ServerMailbox
@@ -56,9 +49,9 @@ class ServerReceipt:
         """See `Message.reply`."""
         return await self.mailbox.send_reply(self.message_id, address, body)
 
-    def lost(self) -> LeaseLostError:
+    def lost(self) -> errors.LeaseLostError:
         """Return the error for a lease that was lost."""
-        return LeaseLostError(
+        return errors.LeaseLostError(
             f"the lease of message {self.message_id} of {self.mailbox.name} was lost: it expired, or the message was "
             "settled before"
         )
@@ -111,7 +104,7 @@ class BackgroundReads[T]:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
+            raise errors.MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
         self._mailbox.check_open()
 
     async def _read(
@@ -160,13 +153,13 @@ class BackgroundReads[T]:
             if not isinstance(data, bytes):
                 data = await data
             elif len(data) > mailbox.max_body_bytes:
-                raise BodyError(f"the body must have at most {mailbox.max_body_bytes} bytes (got {len(data)})")
+                raise errors.BodyError(f"the body must have at most {mailbox.max_body_bytes} bytes (got {len(data)})")
             body = decode_body(mailbox.body_type, unseal(data, mailbox.key, mailbox.name, reply_to))
-        except NewerFormatError as error:
+        except errors.NewerFormatError as error:
             # Not damaged: a worker of a newer version can read it.
             _log.warning("handing message %s of %s back to newer workers: %s", id, mailbox.name, error)
             await self._settle(receipt.nack(NEWER_FORMAT_DELAY, counted=False))
-        except (BodyError, CodecError) as error:
+        except (errors.BodyError, errors.CodecError) as error:
             await self._settle(receipt.dead_letter(f"the body cannot be read: {error}", "BodyError"))
         except OSError as error:
             _log.warning("the body of message %s of %s cannot be fetched: %s", id, mailbox.name, error)
@@ -189,7 +182,7 @@ class BackgroundReads[T]:
     async def _settle(self, settling: Awaitable[None]) -> None:
         try:
             await settling
-        except MailboxError as error:
+        except errors.MailboxError as error:
             # One invalid message must not affect the others; it is redelivered when its lease expires.
             _log.warning("a message of %s could not be dead-lettered: %s", self._mailbox.name, error)
 

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from typing_extensions import TypeVar
 
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    ConfigurationError,
-    LeaseLostError,
-    MailboxClosedError,
-    MailboxConnectionError,
-    MailboxError,
-    MessageTooLargeError,
-    ReplyNotAvailableError,
-)
+from fairtrial import errors
 from fairtrial.mailbox.body import check_body_type, encode_body, queue_key, readable, seal
 from fairtrial.mailbox.protocol import CompositeResolver, Mailbox, MailboxResolver, Message, validate_name
 
@@ -127,7 +117,7 @@ async def acknowledge_all(mailbox: Mailbox[Any], messages: Sequence[Message[Any]
         message.settled = True  # Set before sending: a concurrent renewal must not report the lease as lost.
     try:
         kept: Sequence[bool] = await offered(messages)
-    except MailboxConnectionError:
+    except errors.MailboxConnectionError:
         for message in messages:
             message.settled = False
         raise
@@ -137,7 +127,7 @@ async def acknowledge_all(mailbox: Mailbox[Any], messages: Sequence[Message[Any]
 async def _acknowledged(message: Message[Any]) -> bool:
     try:
         await message.acknowledge()
-    except LeaseLostError:
+    except errors.LeaseLostError:
         return False
     return True
 
@@ -185,7 +175,7 @@ class ServerConnection:
     def of(cls, source: Any) -> Self:
         """Return the connection, or a new one to an address."""
         if source is None:
-            raise ConfigurationError(cls.required)
+            raise errors.ConfigurationError(cls.required)
         return source if isinstance(source, cls) else cls(source)
 
     async def close(self) -> None:
@@ -201,12 +191,12 @@ class ServerConnection:
     def check_loop(self) -> None:
         """Raise `MailboxError` after `close`, or in another event loop than the first."""
         if self._closed:
-            raise MailboxClosedError(f"the connection to {self.server} is closed")
+            raise errors.MailboxClosedError(f"the connection to {self.server} is closed")
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise MailboxError(
+            raise errors.MailboxError(
                 f"the connection to {self.server} belongs to the event loop in which it was first used: create another"
             )
 
@@ -237,7 +227,7 @@ class ServerMailbox(Generic[T]):
         create: bool = True,
     ) -> None:
         if ttl_seconds is not None and ttl_seconds < 1:
-            raise ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
+            raise errors.ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
         self.name = validate_name(name)
         self.body_type: type[Any] = body_type
         self.claim_check = claim_check
@@ -279,7 +269,7 @@ class ServerMailbox(Generic[T]):
         await self._receiver.close()
         try:
             await self._retire()
-        except MailboxError:
+        except errors.MailboxError:
             pass  # The server is unavailable: what this object has there expires.
         self._closed = True
         if self._owns_connection:
@@ -299,7 +289,7 @@ class ServerMailbox(Generic[T]):
     def check_open(self) -> None:
         """Raise `MailboxClosedError` after `close`."""
         if self._closed:
-            raise MailboxClosedError(f"mailbox {self.name} is closed")
+            raise errors.MailboxClosedError(f"mailbox {self.name} is closed")
 
     def bind_body_type(self, kind: type[Any]) -> None:
         """Read bodies as `kind`, unless they are read as another type: then raise `ConfigurationError`."""
@@ -324,24 +314,24 @@ class ServerMailbox(Generic[T]):
         """Send a reply to the reply address of a message."""
         self.check_open()
         if address is None:
-            raise ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
+            raise errors.ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
         try:
             return await self._resolved(address).send(body)
-        except MailboxClosedError as error:
-            raise ReplyNotAvailableError(str(error)) from None
+        except errors.MailboxClosedError as error:
+            raise errors.ReplyNotAvailableError(str(error)) from None
 
     async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
         """Send many messages of this mailbox their answers."""
         addresses: dict[str, list[Any]] = {}
         for message, body in replies:
             if message.reply_to is None:
-                raise ReplyNotAvailableError(f"message {message.id} of {self.name} has no reply address")
+                raise errors.ReplyNotAvailableError(f"message {message.id} of {self.name} has no reply address")
             addresses.setdefault(message.reply_to, []).append(body)
         for address, bodies in addresses.items():
             try:
                 await send_all(self._resolved(address), bodies)
-            except MailboxClosedError as error:
-                raise ReplyNotAvailableError(str(error)) from None
+            except errors.MailboxClosedError as error:
+                raise errors.ReplyNotAvailableError(str(error)) from None
 
     async def claimed_body(self, claim: str) -> bytes:
         """Return a body from the claim check.
@@ -351,7 +341,7 @@ class ServerMailbox(Generic[T]):
             OSError: the claim check cannot be read at present.
         """
         if self.claim_check is None:
-            raise BodyError("it is in a claim check, and this mailbox has none")
+            raise errors.BodyError("it is in a claim check, and this mailbox has none")
         body: bytes = await self.claim_check.fetch(claim)
         return body
 
@@ -361,7 +351,7 @@ class ServerMailbox(Generic[T]):
             claim = data.decode("utf-8", "replace")
             try:
                 data = await self.claimed_body(claim)
-            except (BodyError, OSError):
+            except (errors.BodyError, OSError):
                 return f"sha256:{claim}"
         return readable(data).decode("utf-8", "replace")
 
@@ -382,19 +372,19 @@ class ServerMailbox(Generic[T]):
             await asyncio.sleep(ttl / 3)
             try:
                 await self._refresh(ttl)
-            except MailboxError:
+            except errors.MailboxError:
                 pass  # The next receive recreates the mailbox if it was deleted.
 
     async def _pack(self, body: Any, address: str) -> tuple[bool, bytes]:
         """Return whether the body of a message is in the claim check, and the bytes to send: the body or its hash."""
         try:
             data = seal(encode_body(body), self.key, self.name, address)
-        except CodecError as error:
-            raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+        except errors.CodecError as error:
+            raise errors.BodyError(f"the body cannot be sent to {self.name}: {error}") from None
         if self.claim_check is not None and len(data) > min(self.max_body_bytes, self.claim_check.threshold):
             return True, (await self.claim_check.keep(data)).encode()
         if len(data) > self.max_body_bytes:
-            raise MessageTooLargeError(
+            raise errors.MessageTooLargeError(
                 f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(data)}); "
                 f"{self.large_bodies}"
             )
@@ -417,7 +407,7 @@ class ServerMailbox(Generic[T]):
         if isinstance(reply_to, ServerMailbox) and reply_to.server == self.server:
             await reply_to.open()
         elif self._resolver is None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"reply_to of a message on {self.server} must be a mailbox on {self.server} or a name "
                 f"(got {reply_to!r}): the worker that replies may be another process"
             )

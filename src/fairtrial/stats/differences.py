@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import fdtrc
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.stats import resampling
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -25,20 +26,6 @@ from fairtrial.stats._arrays import (
 )
 from fairtrial.stats.intervals import FARTHER, FEW_IMPERFECT, ClusteredError, exact_rate_interval, sem, totals_error
 from fairtrial.stats.power import detectable_shift
-from fairtrial.stats.resampling import (
-    RESAMPLE_CLUSTERS_UP_TO,
-    RESAMPLE_UP_TO,
-    Bootstrap,
-    Units,
-    binary_mde,
-    bonett_price,
-    bonett_price_p,
-    mcnemar_exact,
-    mcnemar_midp,
-    signflip_interval_units,
-    signflip_units,
-    units_of,
-)
 
 FEW_GROUP_CLUSTERS = 5
 """A group with fewer clusters takes no part in the test."""
@@ -226,9 +213,9 @@ def binary_answer(differences: FloatArray, plan: Plan, *, exact: bool) -> Differ
     n = differences.size
     reasons: list[str] = []
     se = _defined(sem(differences), reasons)
-    mde = _defined(binary_mde(wins, losses, n, level=plan.level, power=plan.power), reasons)
+    mde = _defined(resampling.binary_mde(wins, losses, n, level=plan.level, power=plan.power), reasons)
     interval = paired_rates_interval(wins, losses, n, level=plan.level, exact=exact)
-    p = max(_mcnemar(wins, losses, n, exact=exact), bonett_price_p(wins, losses, n))
+    p = max(_mcnemar(wins, losses, n, exact=exact), resampling.bonett_price_p(wins, losses, n))
     test = "exact McNemar test" if exact or wins + losses == n else "mid-p McNemar test"
     return DifferenceInference(interval, p, test, se, mde, tuple(reasons))
 
@@ -242,7 +229,7 @@ def paired_rates_interval(wins: int, losses: int, n: int, *, level: float = 0.95
     """
     if n < 1:
         raise ConfigurationError(f"there must be at least one pair (got {n})")
-    interval = cast(Interval, bonett_price(wins, losses, n, level=level))
+    interval = cast(Interval, resampling.bonett_price(wins, losses, n, level=level))
     ends, method = [interval.low, interval.high], interval.method
     if _mcnemar(wins, losses, n, exact=exact) > 1 - level:
         ends.append(0.0)
@@ -257,12 +244,14 @@ def paired_rates_interval(wins: int, losses: int, n: int, *, level: float = 0.95
 
 def _mcnemar(wins: int, losses: int, n: int, *, exact: bool) -> float:
     """The test's p-value; where all pairs differ it is the exact test's, as is the interval."""
-    return mcnemar_exact(wins, losses) if exact or wins + losses == n else mcnemar_midp(wins, losses)
+    return (
+        resampling.mcnemar_exact(wins, losses) if exact or wins + losses == n else resampling.mcnemar_midp(wins, losses)
+    )
 
 
 def resampled_answer(differences: FloatArray, labels: IntArray | None, plan: Plan) -> DifferenceInference:
     """Sign-flip test, and the hull of the bootstrap and sign-flip intervals, for samples or whole clusters."""
-    units = units_of(differences, labels)
+    units = resampling.units_of(differences, labels)
     if labels is not None and units.count < 2:
         reason = "All samples are in one cluster, so the variance between clusters is not known."
         return DifferenceInference(None, None, None, None, None, (reason,))
@@ -273,7 +262,7 @@ def resampled_answer(differences: FloatArray, labels: IntArray | None, plan: Pla
     else:
         error = totals_error(units.totals, units.sizes)
     facing = _orientation(units)
-    turned = Units(facing * units.totals, units.sizes) if facing else units
+    turned = resampling.Units(facing * units.totals, units.sizes) if facing else units
     compared = _UnitInference(differences * (facing or 1), _sorted(turned), labels, error, plan)
     spans, p, test = compared.answer()
     se, df = (None, None) if error is None else (error.se, error.df)
@@ -313,7 +302,7 @@ class _UnitInference:
     def __init__(
         self,
         differences: FloatArray,
-        units: Units,
+        units: resampling.Units,
         labels: IntArray | None,
         error: ClusteredError | None,
         plan: Plan,
@@ -331,10 +320,10 @@ class _UnitInference:
     def answer(self) -> tuple[list[_Span], float, str]:
         """The intervals, the p-value at which their hull leaves out 0, and the name of the test."""
         alpha = 1 - self.plan.level
-        limit = RESAMPLE_UP_TO if self.labels is None else RESAMPLE_CLUSTERS_UP_TO
+        limit = resampling.RESAMPLE_UP_TO if self.labels is None else resampling.RESAMPLE_CLUSTERS_UP_TO
         if self.error is not None and self.units.count > limit:
             return self._by_t(self.error, limit)
-        flips = signflip_units(self.units, draws=self.plan.draws, seed=self.plan.seed)
+        flips = resampling.signflip_units(self.units, draws=self.plan.draws, seed=self.plan.seed)
         agree = flips.p_value <= self.least * (1 + 1e-9)
         if self.least > alpha or self.error is None:
             spans = self._coarse()
@@ -358,19 +347,19 @@ class _UnitInference:
         moving = self.units.totals[self.units.totals != 0]
         if moving.size > limit and np.ptp(np.abs(moving)) > 0:
             return spans, p, self._t_test()
-        flips = signflip_units(self.units, draws=self.plan.draws, seed=self.plan.seed)
+        flips = resampling.signflip_units(self.units, draws=self.plan.draws, seed=self.plan.seed)
         how = "exact" if flips.exact else f"{flips.draws} draws"
         return spans, max(p, flips.p_value), f"sign-flip test{self.whole}, {how}"
 
     def _fine(self, error: ClusteredError, flips: float) -> list[_Span]:
         plan, units = self.plan, self.units
-        flip = signflip_interval_units(units, level=plan.level, draws=plan.draws, seed=plan.seed)
+        flip = resampling.signflip_interval_units(units, level=plan.level, draws=plan.draws, seed=plan.seed)
         if isinstance(flip, Undefined):  # The draws are too few for so high a level.
             return [self._t(error)]
         spans = []
-        boot = Bootstrap.of(units, draws=plan.draws, seed=plan.seed)
+        boot = resampling.Bootstrap.of(units, draws=plan.draws, seed=plan.seed)
         ends = boot if isinstance(boot, Undefined) else boot.interval(plan.level, widened=True)
-        if isinstance(boot, Bootstrap) and isinstance(ends, Interval):
+        if isinstance(boot, resampling.Bootstrap) and isinstance(ends, Interval):
             spans.append(_Span(ends.low, ends.high, ends.method + self.whole, boot.p_value()))
         spans.append(_Span(flip.low, flip.high, flip.method + self.whole, flips))
         return spans
@@ -448,18 +437,18 @@ def _mde(half: float, scatter: tuple[float, float], units: int, plan: Plan) -> f
     return found
 
 
-def _orientation(units: Units) -> int:
+def _orientation(units: resampling.Units) -> int:
     """1 or -1 such that data and their negative are turned to the same side; 0 if they are the same data."""
-    there, back = _sorted(units), _sorted(Units(-units.totals, units.sizes))
+    there, back = _sorted(units), _sorted(resampling.Units(-units.totals, units.sizes))
     apart = np.flatnonzero(there.totals != back.totals)
     if not apart.size:
         return 0
     return 1 if there.totals[apart[0]] > back.totals[apart[0]] else -1
 
 
-def _sorted(units: Units) -> Units:
+def _sorted(units: resampling.Units) -> resampling.Units:
     order = np.lexsort((units.totals, units.sizes))
-    return Units(units.totals[order], units.sizes[order])
+    return resampling.Units(units.totals[order], units.sizes[order])
 
 
 def _defined(value: float | Undefined, reasons: list[str]) -> float | None:

@@ -11,22 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    FloatArray,
-    IntArray,
-    Interval,
-    Labels,
-    Samples,
-    Values,
-    as_clusters,
-    as_samples,
-    as_values,
-    check_bounds,
-    check_level,
-    normal_tail,
-    t_quantile,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 from fairtrial.stats.intervals import (
     FEW_IMPERFECT,
     MeanEstimate,
@@ -66,7 +51,7 @@ class HistoryMean:
     plain: MeanEstimate
     mean: float | None
     se: float | None
-    interval: Interval | None
+    interval: arrays.Interval | None
     plain_samples: float
     known: int
     pool: int
@@ -75,11 +60,11 @@ class HistoryMean:
 
 
 def history_mean(
-    values: Samples,
-    history: Values,
-    pool: Values,
+    values: arrays.Samples,
+    history: arrays.Values,
+    pool: arrays.Values,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     level: float = 0.95,
 ) -> HistoryMean:
@@ -101,16 +86,16 @@ def history_mean(
     of the pool; while few samples are imperfect or few are above zero, by the rules of `mean_interval`; if the run's
     samples are no random part of the pool (p below .001); and if the interval would be worth less than 5% more samples.
     """
-    check_level(level)
-    samples = as_samples(values)
-    x, rest = np.asarray(history, dtype=np.float64), as_values(pool, "pool")
+    arrays.check_level(level)
+    samples = arrays.as_samples(values)
+    x, rest = np.asarray(history, dtype=np.float64), arrays.as_values(pool, "pool")
     n = samples.counts.size
     if x.shape != (n,):
         raise ConfigurationError(f"history must have one number for each of the {n} samples (got {x.shape})")
-    check_bounds(samples.flat, bounds)
+    arrays.check_bounds(samples.flat, bounds)
     plain = mean_interval(samples, clusters=None if clusters is None else clusters[:n], bounds=bounds, level=level)
     scored = samples.counts > 0
-    codes = None if clusters is None else as_clusters(clusters, n + rest.size).codes
+    codes = None if clusters is None else arrays.as_clusters(clusters, n + rest.size).codes
     if codes is not None:
         codes = np.concatenate([codes[:n][scored], codes[n:]])
     low, high = bounds
@@ -126,7 +111,7 @@ def history_mean(
                 plain,
                 low + found.mean * (high - low),
                 found.se * (high - low),
-                Interval(ends[0], ends[1], level, found.interval.method),
+                arrays.Interval(ends[0], ends[1], level, found.interval.method),
                 plain.n * gain,
                 data.known_count,
                 data.pool_size,
@@ -144,10 +129,10 @@ class _Found:
     mean: float
     se: float
     slope: float
-    interval: Interval
+    interval: arrays.Interval
 
 
-def _units(codes: IntArray | None, n: int, more: int) -> tuple[IntArray, IntArray, int]:
+def _units(codes: arrays.IntArray | None, n: int, more: int) -> tuple[arrays.IntArray, arrays.IntArray, int]:
     """Return the number of the cluster of each sample of the run and of the pool, and how many clusters the run has.
 
     Those of the run come first.
@@ -165,11 +150,11 @@ def _units(codes: IntArray | None, n: int, more: int) -> tuple[IntArray, IntArra
 class _Run:
     """Scores of a run as shares of their range, the history of its samples and of others, and the cluster of each."""
 
-    y: FloatArray
-    x: FloatArray
-    rest: FloatArray
-    units: IntArray
-    rest_units: IntArray
+    y: arrays.FloatArray
+    x: arrays.FloatArray
+    rest: arrays.FloatArray
+    units: arrays.IntArray
+    rest_units: arrays.IntArray
     count: int
 
     @property
@@ -185,11 +170,11 @@ class _Run:
         return self.known_count + self.rest.size
 
     @property
-    def sizes(self) -> FloatArray:
+    def sizes(self) -> arrays.FloatArray:
         """The number of samples of the run in each of its clusters."""
         return np.bincount(self.units, minlength=self.count).astype(np.float64)
 
-    def totals(self, values: FloatArray) -> FloatArray:
+    def totals(self, values: arrays.FloatArray) -> arrays.FloatArray:
         return np.bincount(self.units, weights=values, minlength=self.count).astype(np.float64)
 
     def why_plain(self, plain: MeanEstimate, *, rate: bool) -> str | None:
@@ -209,11 +194,11 @@ class _Run:
             return "The history of all samples is the same."
         typical = float(np.sum(self.sizes**2)) / self.y.size  # At worst, samples of a cluster have one history.
         z = abs(float(own.mean() - pool.mean())) / sqrt(variance * typical)
-        if 2 * normal_tail(z) < DRAW_TEST:
+        if 2 * arrays.normal_tail(z) < DRAW_TEST:
             return "The samples of the run are no random part of those with a history."
         return None
 
-    def slopes(self) -> FloatArray:
+    def slopes(self) -> arrays.FloatArray:
         """Return the slope for each sample, from the samples of the other folds."""
         folds = min(_FOLDS, self.count)
         # A fixed order that has nothing to do with that of the samples.
@@ -243,7 +228,7 @@ class _Run:
         if not 0 < mean < 1 or squared <= 1e-24:
             return None
         method = f"control variate, Wilson score with effective n {mean * (1 - mean) / squared:.1f}, t with {df:.4g} df"
-        t = t_quantile(two_sided(level), df)
+        t = arrays.t_quantile(arrays.two_sided(level), df)
         found = wilson_effective(mean, mean * (1 - mean) / squared, quantile=t, level=level, method=method)
         trusted = _effective_count(totals - mean * sizes) >= FEW_RESIDUALS
         seen = self.totals(self.y) / sizes  # Distances from the ends of the range.
@@ -255,22 +240,22 @@ class _Run:
                 more = end + (min(0.0, history) if end == 0 else max(0.0, history))
                 reached = _end_with_one_more(totals, sizes, end, more, max(0.0, squared - error.se**2), level)
                 ends[end] = min(1.0, max(found.high, reached)) if end else max(0.0, min(found.low, reached))
-        found = Interval(ends[0], ends[1], level, method)
+        found = arrays.Interval(ends[0], ends[1], level, method)
         return _Found(mean, sqrt(squared), weight * n / self.known_count, found)
 
 
-def _effective_count(residuals: FloatArray) -> float:
+def _effective_count(residuals: arrays.FloatArray) -> float:
     """Return how many equal residuals would have this spread and this kurtosis."""
     squares = residuals * residuals
     return float(squares.sum()) ** 2 / float(squares @ squares)
 
 
 def _end_with_one_more(
-    totals: FloatArray, sizes: FloatArray, end: int, value: float, added: float, level: float
+    totals: arrays.FloatArray, sizes: arrays.FloatArray, end: int, value: float, added: float, level: float
 ) -> float:
     """Return an end of the t interval of these samples (or clusters) and one more with this value."""
     size = float(sizes.mean())
     totals, sizes = np.append(totals, value * size), np.append(sizes, size)
     error = totals_error(totals, sizes)
-    half = t_quantile(two_sided(level), max(1.0, error.df - 1)) * sqrt(error.se**2 + added)
+    half = arrays.t_quantile(arrays.two_sided(level), max(1.0, error.df - 1)) * sqrt(error.se**2 + added)
     return float(totals.sum() / sizes.sum()) + (half if end else -half)

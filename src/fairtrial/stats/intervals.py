@@ -11,26 +11,7 @@ from scipy.special import betaincinv
 
 from fairtrial.base.rates import FEW_OUTCOMES, wilson_bounds
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    Clusters,
-    FloatArray,
-    Interval,
-    Labels,
-    Repeats,
-    Samples,
-    Undefined,
-    Values,
-    as_clusters,
-    as_samples,
-    as_values,
-    binomial_ranks,
-    check_bounds,
-    check_counts,
-    check_level,
-    normal_quantile,
-    t_quantile,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 
 FEW_CLUSTERS = 3.5
 """Below this effective number of clusters there is an interval but no verdict: the error itself is poorly known."""
@@ -72,7 +53,7 @@ class MeanEstimate:
     mean: float | None
     sd: float | None
     se: float | None
-    interval: Interval | None
+    interval: arrays.Interval | None
     effective_n: float | None
     notes: tuple[str, ...]
     reason: str | None
@@ -112,29 +93,31 @@ class ClusteredError:
     effective: float
 
 
-def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval | Undefined:
+def wilson(successes: int, n: int, *, level: float = 0.95) -> arrays.Interval | arrays.Undefined:
     """Score interval for a rate: all p with |k/n - p| <= z sqrt(p(1-p)/n). Wilson (1927).
 
     In closed form (k/n + z^2/2n -+ z sqrt(k/n (1-k/n)/n + z^2/4n^2)) / (1 + z^2/n). Undefined for n = 0.
     """
-    check_counts(successes, n)
-    check_level(level)
+    arrays.check_counts(successes, n)
+    arrays.check_level(level)
     if n == 0:
         return _NOTHING
-    return Interval(*wilson_bounds(successes / n, n, normal_quantile(two_sided(level))), level, "Wilson score")
+    return arrays.Interval(
+        *wilson_bounds(successes / n, n, arrays.normal_quantile(arrays.two_sided(level))), level, "Wilson score"
+    )
 
 
-def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> Interval | Undefined:
+def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> arrays.Interval | arrays.Undefined:
     """Exact interval for a rate from the two binomial tails; never covers too little. Clopper and Pearson (1934)."""
-    check_counts(successes, n)
-    check_level(level)
+    arrays.check_counts(successes, n)
+    arrays.check_level(level)
     if n == 0:
         return _NOTHING
     exact = exact_rate_interval(successes / n, n, level=level)
-    return Interval(exact.low, exact.high, level, "Clopper-Pearson")
+    return arrays.Interval(exact.low, exact.high, level, "Clopper-Pearson")
 
 
-def rate_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | Undefined:
+def rate_interval(successes: int, n: int, *, level: float = 0.95) -> arrays.Interval | arrays.Undefined:
     """Interval of a rate: Clopper-Pearson up to 12 passes or 12 failures, else Wilson.
 
     Wilson's interval alone holds a rate of .99 in 84% of runs at some n, and Clopper-Pearson is needlessly wide in the
@@ -145,59 +128,61 @@ def rate_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | 
     return (clopper_pearson if few else wilson)(successes, n, level=level)
 
 
-def exact_rate_interval(rate: float, effective_n: float, *, level: float = 0.95) -> Interval:
+def exact_rate_interval(rate: float, effective_n: float, *, level: float = 0.95) -> arrays.Interval:
     """Clopper and Pearson's interval for an observed rate worth `effective_n` trials. Korn and Graubard (1998).
 
     For decisions: neither tail is ever above (1 - level)/2, where Wilson's may reach .1 for rates near 0 and 1.
     """
-    check_level(level)
+    arrays.check_level(level)
     tail, passes = (1 - level) / 2, rate * effective_n
     low = float(betaincinv(passes, effective_n - passes + 1, tail)) if rate > 0 else 0.0
     high = float(betaincinv(passes + 1, effective_n - passes, 1 - tail)) if rate < 1 else 1.0
-    return Interval(low, high, level, "exact binomial tails")
+    return arrays.Interval(low, high, level, "exact binomial tails")
 
 
-def beta_uniform(successes: int, n: int, *, level: float = 0.95) -> Interval:
+def beta_uniform(successes: int, n: int, *, level: float = 0.95) -> arrays.Interval:
     """Equal-tailed credible interval of Beta(1+k, 1+n-k): a flat prior updated by the data. Bayes (1763).
 
     With n = 0 it is the prior's own interval.
     """
-    check_counts(successes, n)
-    check_level(level)
+    arrays.check_counts(successes, n)
+    arrays.check_level(level)
     low, high = betaincinv(1 + successes, 1 + n - successes, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), level, "beta posterior, uniform prior")
+    return arrays.Interval(float(low), float(high), level, "beta posterior, uniform prior")
 
 
-def wilson_effective(rate: float, effective_n: float, *, quantile: float, level: float, method: str) -> Interval:
+def wilson_effective(rate: float, effective_n: float, *, quantile: float, level: float, method: str) -> arrays.Interval:
     """Wilson's formula for an observed rate worth `effective_n` independent trials, with any quantile for z.
 
     The effective number is Kish's (1965): the n at which independent trials would have the observed error.
     """
-    return Interval(*wilson_bounds(rate, effective_n, quantile), level, method)
+    return arrays.Interval(*wilson_bounds(rate, effective_n, quantile), level, method)
 
 
-def sem(values: Values) -> float | Undefined:
+def sem(values: arrays.Values) -> float | arrays.Undefined:
     """Standard error of a mean, sd/sqrt(n), with n-1 in the variance. Undefined below two values."""
-    array = as_values(values)
+    array = arrays.as_values(values)
     if array.size < 2:
-        return Undefined("A standard error needs at least two samples.")
+        return arrays.Undefined("A standard error needs at least two samples.")
     return plain_se(array)
 
 
-def clustered_se(values: Values, clusters: Labels, *, correction: bool = True) -> float | Undefined:
+def clustered_se(
+    values: arrays.Values, clusters: arrays.Labels, *, correction: bool = True
+) -> float | arrays.Undefined:
     """Standard error of a mean when samples of one cluster resemble each other. Liang and Zeger (1986).
 
     SE^2 = sum over clusters of (sum of residuals in it)^2 / n^2, times C/(C-1) with `correction`.
     With clusters of one sample it is the plain standard error. Undefined below two clusters.
     """
-    array = as_values(values)
-    groups = as_clusters(clusters, array.size)
+    array = arrays.as_values(values)
+    groups = arrays.as_clusters(clusters, array.size)
     if groups.count < 2:
         return _ONE_CLUSTER
     return _clustered_se(array, groups, correction=correction)
 
 
-def clustered_error(values: Values, clusters: Labels) -> ClusteredError | Undefined:
+def clustered_error(values: arrays.Values, clusters: arrays.Labels) -> ClusteredError | arrays.Undefined:
     """Standard error of a mean and its degrees of freedom, for few clusters or clusters of unequal size.
 
     SE^2 = sum over clusters of S_g^2/(1 - n_g/n) / n^2, S_g being the sum of residuals in a cluster of n_g of the n
@@ -207,12 +192,14 @@ def clustered_error(values: Values, clusters: Labels) -> ClusteredError | Undefi
     ones, between 1 and 2. The effective number of clusters is (sum of n_g)^2 / (sum of n_g^2). Undefined below two
     clusters.
     """
-    array = as_values(values)
-    groups = as_clusters(clusters, array.size)
+    array = arrays.as_values(values)
+    groups = arrays.as_clusters(clusters, array.size)
     return _ONE_CLUSTER if groups.count < 2 else totals_error(groups.totals(array), groups.sizes)
 
 
-def totals_error(totals: FloatArray, sizes: FloatArray, *, variance: float | None = None) -> ClusteredError:
+def totals_error(
+    totals: arrays.FloatArray, sizes: arrays.FloatArray, *, variance: float | None = None
+) -> ClusteredError:
     """`clustered_error` from the sums and the sizes of at least two clusters.
 
     With the `variance` of samples, the working model of the degrees of freedom has the intra-class correlation that the
@@ -231,7 +218,7 @@ def totals_error(totals: FloatArray, sizes: FloatArray, *, variance: float | Non
     return ClusteredError(sqrt(squared), df, 1 / float(np.sum(share * share)))
 
 
-def _satterthwaite(share: FloatArray, variances: FloatArray) -> float:
+def _satterthwaite(share: arrays.FloatArray, variances: arrays.FloatArray) -> float:
     """(tr M)^2/tr(M^2) of the covariances M of S_g/sqrt(1 - share), for independent sums with these variances."""
     weights, total = 1 / (1 - share), float(variances.sum())
     # The covariances are diag(v) + B, B = -(v s' + s v') + V s s', in sums over clusters instead of matrices.
@@ -252,27 +239,27 @@ def few_clusters_note(count: int, effective: float) -> str | None:
 
 
 def t_interval(
-    values: Values, *, bounds: tuple[float, float] | None = None, level: float = 0.95
-) -> Interval | Undefined:
+    values: arrays.Values, *, bounds: tuple[float, float] | None = None, level: float = 0.95
+) -> arrays.Interval | arrays.Undefined:
     """Mean -+ t(n-1) sd/sqrt(n), cut to `bounds`. Student (1908).
 
     Undefined below two values and for values that are all equal: their spread says nothing.
     """
-    array = as_values(values)
-    check_bounds(array, bounds)
-    check_level(level)
+    array = arrays.as_values(values)
+    arrays.check_bounds(array, bounds)
+    arrays.check_level(level)
     if array.size < 2:
-        return Undefined("A t interval needs at least two samples.")
+        return arrays.Undefined("A t interval needs at least two samples.")
     if _constant(array):
-        return Undefined("Every sample has the same value: the t interval would be a point.")
-    half = t_quantile(two_sided(level), array.size - 1) * plain_se(array)
+        return arrays.Undefined("Every sample has the same value: the t interval would be a point.")
+    half = arrays.t_quantile(arrays.two_sided(level), array.size - 1) * plain_se(array)
     return _clipped(float(array.mean()), half, bounds, level, f"t with {array.size - 1} df")
 
 
 def mean_interval(
-    values: Samples,
+    values: arrays.Samples,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     binary: bool | None = None,
     bounds: tuple[float, float] | None = (0.0, 1.0),
     level: float = 0.95,
@@ -303,10 +290,10 @@ def mean_interval(
     `binary` is read from the scores when None, if their range is 0 to 1. With `bounds=None` nothing is cut, and equal
     values have no interval.
     """
-    check_level(level)
-    samples = as_samples(values)
-    check_bounds(samples.flat, bounds)
-    groups = None if clusters is None else as_clusters(clusters, samples.counts.size)
+    arrays.check_level(level)
+    samples = arrays.as_samples(values)
+    arrays.check_bounds(samples.flat, bounds)
+    groups = None if clusters is None else arrays.as_clusters(clusters, samples.counts.size)
     scored = samples.counts > 0
     unscored = int(np.count_nonzero(~scored))
     if unscored:
@@ -319,13 +306,13 @@ def mean_interval(
     return _estimate(samples, groups, unscored, rate=rate, bounds=bounds, level=level)
 
 
-_NOTHING = Undefined("There are no samples.")
-_ONE_CLUSTER = Undefined("All samples are in one cluster, so the variance between clusters is not known.")
+_NOTHING = arrays.Undefined("There are no samples.")
+_ONE_CLUSTER = arrays.Undefined("All samples are in one cluster, so the variance between clusters is not known.")
 
 
 def _estimate(
-    samples: Repeats,
-    groups: Clusters | None,
+    samples: arrays.Repeats,
+    groups: arrays.Clusters | None,
     unscored: int,
     *,
     rate: bool,
@@ -351,7 +338,7 @@ def _estimate(
             if groups is None
             else totals_error(groups.totals(means), groups.sizes, variance=float(means.var()))
         )
-    interval: Interval | None = None
+    interval: arrays.Interval | None = None
     effective: float | None = None
     assumed = False
     if groups is not None and error is None:
@@ -359,7 +346,7 @@ def _estimate(
     elif bounds is not None:
         low, high = bounds
         interval, effective, assumed = _bounded_interval(samples, groups, error, bounds, level, rate=rate)
-        interval = Interval(
+        interval = arrays.Interval(
             low + interval.low * (high - low), low + interval.high * (high - low), level, interval.method
         )
     elif error is None or _constant(means) or error.se <= 1e-12 * float(np.max(np.abs(means))):
@@ -392,19 +379,19 @@ def _estimate(
     )
 
 
-def heavy_tail_note(values: FloatArray) -> str | None:
+def heavy_tail_note(values: arrays.FloatArray) -> str | None:
     """Return a note if a few values make up so much of the sum that no interval of the mean is reliable; else None."""
     found = _heavy_tail(values, 1.0)
     return found and f"{found}: the interval of the mean is not reliable; use the median or the 95th percentile."
 
 
-def heavy_difference_note(*sides: FloatArray) -> str | None:
+def heavy_difference_note(*sides: arrays.FloatArray) -> str | None:
     """Return a note if a side's tail is so long that no interval of a difference of means is reliable; else None."""
     found = next(filter(None, (_heavy_tail(side, COMPARED_SHARE) for side in sides)), None)
     return found and f"{found}: a difference of means is not reliable."
 
 
-def _heavy_tail(values: FloatArray, strictness: float) -> str | None:
+def _heavy_tail(values: arrays.FloatArray, strictness: float) -> str | None:
     total = float(np.sum(values))
     if values.size < 3 or total <= 0 or float(np.min(values)) < 0:
         return None
@@ -417,10 +404,12 @@ def _heavy_tail(values: FloatArray, strictness: float) -> str | None:
     return f"The largest {count:,} of {values.size:,} values make up {share:.0%} of the sum"
 
 
-def _unbounded_interval(means: FloatArray, groups: Clusters | None, error: ClusteredError, level: float) -> Interval:
+def _unbounded_interval(
+    means: arrays.FloatArray, groups: arrays.Clusters | None, error: ClusteredError, level: float
+) -> arrays.Interval:
     """Return Student's t interval with one end moved outwards by an added value, as `mean_interval` explains."""
     mean = float(means.mean())
-    half = t_quantile(two_sided(level), error.df) * error.se
+    half = arrays.t_quantile(arrays.two_sided(level), error.df) * error.se
     low, high = mean - half, mean + half
     totals, sizes = (means, np.ones(means.size)) if groups is None else (groups.totals(means), groups.sizes)
     residuals = totals - mean * sizes
@@ -428,14 +417,14 @@ def _unbounded_interval(means: FloatArray, groups: Clusters | None, error: Clust
     size = float(sizes.mean())
     more, sizes = np.append(totals, mean * size + FARTHER * farthest), np.append(sizes, size)
     wider = totals_error(more, sizes)
-    centre, half = float(more.sum() / sizes.sum()), t_quantile(two_sided(level), wider.df) * wider.se
+    centre, half = float(more.sum() / sizes.sum()), arrays.t_quantile(arrays.two_sided(level), wider.df) * wider.se
     low, high = (low, max(high, centre + half)) if farthest > 0 else (min(low, centre - half), high)
     method = f"t with {error.df:.4g} df" + ("" if groups is None else ", clustered error")
-    return Interval(low, high, level, f"{method}, and one value farther out")
+    return arrays.Interval(low, high, level, f"{method}, and one value farther out")
 
 
 def quantile_interval(
-    values: Samples, share: float, *, clusters: Labels | None = None, level: float = 0.95
+    values: arrays.Samples, share: float, *, clusters: arrays.Labels | None = None, level: float = 0.95
 ) -> QuantileEstimate:
     """A quantile with the interval between two order statistics, whatever the distribution. Woodruff (1952).
 
@@ -445,10 +434,10 @@ def quantile_interval(
     the smaller of what `mean_interval` finds for the shares below the quantile and below the median. An end that the
     values cannot reach is None: the 95th percentile has no upper end below 72 values at 95%.
     """
-    check_level(level)
+    arrays.check_level(level)
     if not 0 < share < 1:
         raise ConfigurationError(f"the share below a quantile must lie between 0 and 1 (got {share})")
-    samples = as_samples(values)
+    samples = arrays.as_samples(values)
     array = np.sort(samples.flat)
     n, trials = int(np.count_nonzero(samples.counts)), array.size
     if trials == 0:
@@ -456,7 +445,7 @@ def quantile_interval(
     value = float(np.quantile(array, share, method="inverted_cdf"))
     tail = (1 - level) / 2
     if clusters is None and trials == n:
-        first, last = binomial_ranks(tail, n, share)
+        first, last = arrays.binomial_ranks(tail, n, share)
         last += 1
         notes: tuple[str, ...] = ()
         count, worth, worth_n, method = None, None, float(n), "order statistics"
@@ -464,7 +453,7 @@ def quantile_interval(
         # How similar the values of a cluster are shows at the median; few lie beyond a quantile near 0 or 1.
         middle = value if share == 0.5 else float(np.quantile(array, 0.5, method="inverted_cdf"))
         shares = [
-            mean_interval(Repeats((samples.flat <= at).astype(np.float64), samples.counts), clusters=clusters)
+            mean_interval(arrays.Repeats((samples.flat <= at).astype(np.float64), samples.counts), clusters=clusters)
             for at in dict.fromkeys((value, middle))
         ]
         notes, count, worth = shares[0].notes, shares[0].clusters, shares[0].effective_clusters
@@ -472,7 +461,7 @@ def quantile_interval(
         if df is None or not effective:
             return QuantileEstimate(n, trials, count, share, value, None, None, None, shares[0].reason, notes, worth)
         # Fewer degrees of freedom stretch the tails as they stretch t against z.
-        stretch = normal_quantile(two_sided(level)) / t_quantile(two_sided(level), df)
+        stretch = arrays.normal_quantile(arrays.two_sided(level)) / arrays.t_quantile(arrays.two_sided(level), df)
         worth_n = effective * stretch**2
         ends = exact_rate_interval(share, worth_n, level=level)
         # An end exists if `worth_n` independent values would have one: not all may lie on one side by chance.
@@ -489,14 +478,14 @@ def quantile_interval(
 
 
 def _bounded_interval(
-    samples: Repeats,
-    groups: Clusters | None,
+    samples: arrays.Repeats,
+    groups: arrays.Clusters | None,
     error: ClusteredError | None,
     bounds: tuple[float, float],
     level: float,
     *,
     rate: bool,
-) -> tuple[Interval, float, bool]:
+) -> tuple[arrays.Interval, float, bool]:
     """Wilson's interval of the mean as a share of its range, and the number of independent trials it assumes.
 
     The last value says whether that number comes from an assumed correlation within clusters.
@@ -507,11 +496,11 @@ def _bounded_interval(
     share = min(1.0, max(0.0, float(means.mean())))
     if groups is None and rate and samples.single:
         exact = rate_interval(round(float(means.sum())), n, level=level)
-        if isinstance(exact, Interval):
+        if isinstance(exact, arrays.Interval):
             return exact, float(n), False
     if error is None:
         # A lone sample has repeats but no sample-to-sample spread: it is worth one trial.
-        z = normal_quantile(two_sided(level))
+        z = arrays.normal_quantile(arrays.two_sided(level))
         return wilson_effective(share, n, quantile=z, level=level, method="Wilson score"), float(n), False
     se = error.se / (high - low)
     # Repeats of equal worth: n K when all have K, less when uneven, as samples weigh the same however often repeated.
@@ -537,7 +526,7 @@ def _bounded_interval(
             effective = min(effective, error.effective)
         units = "clusters" if samples.single else "clusters and repeats"
     method = f"Wilson score with effective n {effective:.1f} from {units}, t with {error.df:.4g} df"
-    t = t_quantile(two_sided(level), error.df)
+    t = arrays.t_quantile(arrays.two_sided(level), error.df)
     found = wilson_effective(share, effective, quantile=t, level=level, method=method)
     if not few:
         ends = [_with_one_more(totals, sizes, end, level) for end in (0, 1)]
@@ -545,16 +534,16 @@ def _bounded_interval(
     return found, float(effective), assumed
 
 
-def _with_one_more(totals: FloatArray, sizes: FloatArray, value: float, level: float) -> Interval:
+def _with_one_more(totals: arrays.FloatArray, sizes: arrays.FloatArray, value: float, level: float) -> arrays.Interval:
     """Return the t interval of the mean of these samples (or clusters) and one more at an end of the range."""
     size = float(sizes.mean())
     totals, sizes = np.append(totals, value * size), np.append(sizes, size)
     error = totals_error(totals, sizes)
-    half = t_quantile(two_sided(level), error.df) * error.se
+    half = arrays.t_quantile(arrays.two_sided(level), error.df) * error.se
     return _clipped(float(totals.sum() / sizes.sum()), half, (0.0, 1.0), level, "t")
 
 
-def few_imperfect(totals: FloatArray, sizes: FloatArray, effective: float, *, rate: bool) -> bool:
+def few_imperfect(totals: arrays.FloatArray, sizes: arrays.FloatArray, effective: float, *, rate: bool) -> bool:
     """Whether so few samples or clusters are imperfect, or above zero, that the observed spread is not trusted.
 
     `totals` are their sums of shares of the range, and `effective` is what they are worth in clusters of one size.
@@ -566,27 +555,29 @@ def few_imperfect(totals: FloatArray, sizes: FloatArray, effective: float, *, ra
     return few or worth < min(FEW_LARGE_IMPERFECT, effective / 2)
 
 
-def _effective_number(sizes: FloatArray) -> float:
+def _effective_number(sizes: arrays.FloatArray) -> float:
     """Return how many clusters of one size are worth as much as these."""
     return float(sizes.sum()) ** 2 / float(np.sum(sizes * sizes)) if sizes.size else 0.0
 
 
-def _clipped(mean: float, half: float, bounds: tuple[float, float] | None, level: float, method: str) -> Interval:
+def _clipped(
+    mean: float, half: float, bounds: tuple[float, float] | None, level: float, method: str
+) -> arrays.Interval:
     low, high = (-np.inf, np.inf) if bounds is None else bounds
-    return Interval(float(max(low, mean - half)), float(min(high, mean + half)), level, method)
+    return arrays.Interval(float(max(low, mean - half)), float(min(high, mean + half)), level, method)
 
 
-def plain_se(array: FloatArray) -> float:
+def plain_se(array: arrays.FloatArray) -> float:
     """`sem` of a checked array; scipy's own costs a millisecond a call."""
     return float(array.std(ddof=1)) / sqrt(array.size)
 
 
-def _clustered_se(array: FloatArray, groups: Clusters, *, correction: bool = True) -> float:
+def _clustered_se(array: arrays.FloatArray, groups: arrays.Clusters, *, correction: bool = True) -> float:
     totals = groups.totals(array - array.mean())
     variance = float(np.sum(totals * totals)) / array.size**2
     return sqrt(variance * groups.count / (groups.count - 1) if correction else variance)
 
 
-def _constant(array: FloatArray) -> bool:
+def _constant(array: arrays.FloatArray) -> bool:
     """Whether the values are equal but for rounding, which averaging repeats may leave."""
     return bool(np.ptp(array) <= 1e-12 * max(1.0, float(np.max(np.abs(array)))))

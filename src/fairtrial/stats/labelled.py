@@ -16,19 +16,7 @@ from scipy.special import betaincinv, ndtr, ndtri, stdtrit
 
 from fairtrial.base.rates import wilson_bounds
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    FloatArray,
-    IntArray,
-    Interval,
-    Labels,
-    Undefined,
-    as_clusters,
-    check_bounds,
-    check_level,
-    check_power,
-    normal_quantile,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 from fairtrial.stats.agreement import CorrectedMean
 from fairtrial.stats.intervals import FEW_IMPERFECT, few_clusters_note
 from fairtrial.stats.paired import PairedDifference
@@ -55,11 +43,11 @@ class JudgedTrials:
             same however many trials it has.
     """
 
-    scores: FloatArray
-    labels: FloatArray
-    weights: FloatArray | None = None
+    scores: arrays.FloatArray
+    labels: arrays.FloatArray
+    weights: arrays.FloatArray | None = None
     certain: NDArray[np.bool_] | None = None
-    samples: IntArray | None = None
+    samples: arrays.IntArray | None = None
 
     def __post_init__(self) -> None:
         n = self.scores.size
@@ -82,7 +70,7 @@ class JudgedTrials:
         return np.asarray(np.isfinite(self.labels) & ~self.known)
 
     @property
-    def places(self) -> IntArray:
+    def places(self) -> arrays.IntArray:
         """The number of the sample of each trial."""
         return np.arange(self.scores.size, dtype=np.intp) if self.samples is None else self.samples
 
@@ -99,7 +87,7 @@ class _Side:
     """An estimate, the pull of each sample on it, and how far its interval reaches down and up at a level."""
 
     estimate: float
-    pulls: FloatArray
+    pulls: arrays.FloatArray
     arms: Callable[[float], Arms]
     method: str
     labels: float  # The effective number of labels.
@@ -109,7 +97,7 @@ class _Side:
 def corrected_mean(
     trials: JudgedTrials,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     bounds: tuple[float, float] | None = (0.0, 1.0),
     level: float = 0.95,
     exact: bool = False,
@@ -129,14 +117,14 @@ def corrected_mean(
 
     In the answer, `judged` counts all trials but those that are certain, and `labelled` those that people labelled.
     """
-    check_level(level)
+    arrays.check_level(level)
     side = _side(trials, clusters, bounds, exact=exact)
     judged, labelled = int(np.count_nonzero(~trials.known)), int(np.count_nonzero(trials.labelled))
     if isinstance(side, str):
         return CorrectedMean(None, None, None, judged, labelled, (), side)
     low, high = (-inf, inf) if bounds is None else bounds
     down, up = side.arms(level)
-    interval = Interval(max(low, side.estimate - down), min(high, side.estimate + up), level, side.method)
+    interval = arrays.Interval(max(low, side.estimate - down), min(high, side.estimate + up), level, side.method)
     se = sqrt(_variance(side.pulls, clusters))
     return CorrectedMean(side.estimate, se, interval, judged, labelled, side.notes, None)
 
@@ -145,7 +133,7 @@ def corrected_difference(
     a: JudgedTrials,
     b: JudgedTrials,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     bounds: tuple[float, float] | None = (0.0, 1.0),
     level: float = 0.95,
     power: float = 0.8,
@@ -157,13 +145,13 @@ def corrected_difference(
     r is the correlation of the two estimates, from what each sample (or cluster) adds to either. Wins, losses and ties
     are those of the judge's scores. The p-value is the largest 1 - level at which the interval still holds 0.
     """
-    check_level(level)
-    check_power(power)
+    arrays.check_level(level)
+    arrays.check_power(power)
     sides = [_side(trials, clusters, bounds, exact=False) for trials in (a, b)]
     wins, losses, n = _wins(a, b)
     count = effective = None
     if clusters is not None:
-        groups = as_clusters(clusters, n)
+        groups = arrays.as_clusters(clusters, n)
         count, effective = groups.count, n**2 / float(groups.sizes @ groups.sizes)
     for side in sides:
         if isinstance(side, str):
@@ -185,7 +173,7 @@ def corrected_difference(
 
     low, high = ends(level)
     se = sqrt(_variance(first.pulls - second.pulls, clusters))
-    reach = (high - low) / 2 + normal_quantile(power) * se
+    reach = (high - low) / 2 + arrays.normal_quantile(power) * se
     largest = inf if bounds is None else bounds[1] - bounds[0]
     few = None if count is None or effective is None else few_clusters_note(count, effective)
     notes = dict.fromkeys((*first.notes, *second.notes, *(() if few is None else (few,))))
@@ -196,7 +184,7 @@ def corrected_difference(
         mean_a=first.estimate,
         mean_b=second.estimate,
         difference=difference,
-        interval=Interval(max(-largest, low), min(largest, high), level, f"{first.method}, both sides"),
+        interval=arrays.Interval(max(-largest, low), min(largest, high), level, f"{first.method}, both sides"),
         p_value=_p_value(ends),
         test=LABELS_TEST,
         wins=wins,
@@ -232,7 +220,7 @@ def weighted_groups_differ(trials: JudgedTrials) -> float | None:
 
 def labels_to_detect(
     labels: int, se: float | None, judged_se: float | None, delta: float, *, level: float = 0.95, power: float = 0.8
-) -> int | Undefined:
+) -> int | arrays.Undefined:
     """Labels at which a true difference `delta` would show, given that `labels` left the standard error `se`.
 
     More labels shrink what they add to the squared error, (se^2 - judged_se^2) labels/L, and leave the error of the
@@ -240,23 +228,25 @@ def labels_to_detect(
     delta/(z_a/2 + z_b).
     """
     if se is None or judged_se is None:
-        return Undefined("Without a standard error the number of labels is not known.")
-    room = (delta / (normal_quantile(two_sided(level)) + normal_quantile(power))) ** 2 - judged_se**2
+        return arrays.Undefined("Without a standard error the number of labels is not known.")
+    room = (
+        delta / (arrays.normal_quantile(arrays.two_sided(level)) + arrays.normal_quantile(power))
+    ) ** 2 - judged_se**2
     if room <= 0:
-        return Undefined("Even if every trial were labelled, the difference would not show.")
+        return arrays.Undefined("Even if every trial were labelled, the difference would not show.")
     return max(1, ceil(labels * max(0.0, se**2 - judged_se**2) / room))
 
 
 def _side(
-    trials: JudgedTrials, clusters: Labels | None, bounds: tuple[float, float] | None, *, exact: bool
+    trials: JudgedTrials, clusters: arrays.Labels | None, bounds: tuple[float, float] | None, *, exact: bool
 ) -> _Side | str:
     """The estimate of one system, or why there is none."""
     if not trials.labelled.any():
         return "No judged trial is labelled."
     if not np.all(np.isfinite(trials.scores[~trials.known])) or not np.all(np.isfinite(trials.labels[trials.known])):
         raise ConfigurationError("every trial must have a score of the judge, or a label that is certain")
-    check_bounds(trials.labels[np.isfinite(trials.labels)], bounds, "labels")
-    check_bounds(trials.scores[~trials.known], bounds, "scores")
+    arrays.check_bounds(trials.labels[np.isfinite(trials.labels)], bounds, "labels")
+    arrays.check_bounds(trials.scores[~trials.known], bounds, "scores")
     grouped = _Grouping(trials, clusters)
     if grouped.count < 2:
         return "All samples are in one cluster, so the variance between clusters is not known."
@@ -268,7 +258,7 @@ def _side(
 class _Grouping:
     """How much each trial weighs, and which trials are not independent."""
 
-    def __init__(self, trials: JudgedTrials, clusters: Labels | None) -> None:
+    def __init__(self, trials: JudgedTrials, clusters: arrays.Labels | None) -> None:
         places = trials.places
         repeats = np.bincount(places)
         self.samples = int(repeats.size)
@@ -277,12 +267,12 @@ class _Grouping:
         self.shares = 1 / (repeats.size * repeats[places])
         self.places = places
         self.single = clusters is None and bool(np.all(repeats <= 1))
-        codes = None if clusters is None else as_clusters(clusters, self.samples).codes
+        codes = None if clusters is None else arrays.as_clusters(clusters, self.samples).codes
         self.units = places if codes is None else codes[places]
         self.count = int(np.unique(self.units).size)
         self.labelled_units = int(np.unique(self.units[trials.labelled]).size)
 
-    def stretch(self, pulls: FloatArray) -> float:
+    def stretch(self, pulls: arrays.FloatArray) -> float:
         """How much larger the error is than that of independent trials: at least 1."""
         if self.single:
             return 1.0
@@ -295,12 +285,12 @@ class _Grouping:
         """z, or t where trials are not independent."""
         return _quantile(level, None if self.single else max(1, self.labelled_units - 1))
 
-    def by_sample(self, pulls: FloatArray) -> FloatArray:
+    def by_sample(self, pulls: arrays.FloatArray) -> arrays.FloatArray:
         """The pull of each sample."""
         return np.bincount(self.places, weights=pulls, minlength=self.samples).astype(np.float64)
 
 
-def _label_weights(trials: JudgedTrials, grouped: _Grouping) -> FloatArray:
+def _label_weights(trials: JudgedTrials, grouped: _Grouping) -> arrays.FloatArray:
     return grouped.shares if trials.weights is None else grouped.shares * trials.weights
 
 
@@ -353,7 +343,7 @@ def _post_stratified(trials: JudgedTrials, grouped: _Grouping, *, exact: bool) -
 
 def _quantile(level: float, df: float | None = None) -> float:
     """Of the normal or the t distribution, two-sided; uncached, because a p-value takes many levels."""
-    return float(ndtri(two_sided(level)) if df is None else stdtrit(df, two_sided(level)))
+    return float(ndtri(arrays.two_sided(level)) if df is None else stdtrit(df, arrays.two_sided(level)))
 
 
 def _rate_limits(rate: float, size: float, level: float, shift: float) -> tuple[float, float]:
@@ -410,20 +400,20 @@ def _regression(trials: JudgedTrials, grouped: _Grouping, bounds: tuple[float, f
     return _Side(inside, grouped.by_sample(pulls), arms, method, size, ())
 
 
-def _variance(pulls: FloatArray, clusters: Labels | None) -> float:
+def _variance(pulls: arrays.FloatArray, clusters: arrays.Labels | None) -> float:
     """Of a sum of pulls of samples, or of whole clusters."""
     if clusters is None:
         return float(pulls @ pulls)
-    groups = as_clusters(clusters, pulls.size)
+    groups = arrays.as_clusters(clusters, pulls.size)
     sums = groups.totals(pulls)
     return float(sums @ sums) * groups.count / max(1, groups.count - 1)
 
 
-def _correlation(first: _Side, second: _Side, clusters: Labels | None) -> float:
+def _correlation(first: _Side, second: _Side, clusters: arrays.Labels | None) -> float:
     """Return the correlation of two estimates, slightly reduced, because equal data do not prove equal systems."""
     a, b = first.pulls, second.pulls
     if clusters is not None:
-        groups = as_clusters(clusters, a.size)
+        groups = arrays.as_clusters(clusters, a.size)
         a, b = groups.totals(a), groups.totals(b)
     size = sqrt(float(a @ a) * float(b @ b))
     labels = min(first.labels, second.labels)

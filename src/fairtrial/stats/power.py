@@ -8,18 +8,7 @@ import numpy as np
 from scipy.special import chdtri, gammaln, nctdtr, nctdtrit
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    Undefined,
-    binomial_ranks,
-    binomial_tail,
-    check_counts,
-    check_level,
-    check_power,
-    find_root,
-    normal_quantile,
-    t_quantile,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 
 _FEW_FLIPPED = range(6, 11)  # Units whose signs can be flipped at the usual level, and so few that it costs power.
 _FAR = 3_000.0  # Standard errors; the approximation beyond is exact to 1e-5 and better.
@@ -36,7 +25,7 @@ def sample_size(
     repeats_b: int = 1,
     level: float = 0.95,
     power: float = 0.8,
-) -> int | Undefined:
+) -> int | arrays.Undefined:
     """Samples needed to show a true difference `delta` between two systems on the same samples. Miller (2024).
 
     n = (z_a/2 + z_b)^2 (omega^2 + sigma_A^2/K_A + sigma_B^2/K_B)/delta^2, rounded up: omega^2 is the variance of the
@@ -45,7 +34,7 @@ def sample_size(
     _check_finite("delta", delta)
     variance = _variance(omega2, sigma_a2, sigma_b2, repeats_a, repeats_b)
     if delta == 0:
-        return Undefined("No number of samples can detect a difference of 0.")
+        return arrays.Undefined("No number of samples can detect a difference of 0.")
     # A hair off, so that rounding does not turn an exact 969 into 970.
     return max(1, ceil(_reach(level, power) ** 2 * variance / delta**2 - 1e-9))
 
@@ -60,10 +49,10 @@ def mde(
     repeats_b: int = 1,
     level: float = 0.95,
     power: float = 0.8,
-) -> float | Undefined:
+) -> float | arrays.Undefined:
     """Minimum detectable effect of `n` samples: `sample_size` solved for delta. Miller (2024)."""
     if n < 1:
-        return Undefined("There are no samples.")
+        return arrays.Undefined("There are no samples.")
     return _reach(level, power) * sqrt(_variance(omega2, sigma_a2, sigma_b2, repeats_a, repeats_b) / n)
 
 
@@ -77,7 +66,7 @@ def samples_to_detect(
     excess: float = 0.0,
     level: float = 0.95,
     power: float = 0.8,
-) -> int | Undefined:
+) -> int | arrays.Undefined:
     """Samples at which a true difference `delta` would show, given that `n` samples left the standard error `se`.
 
     n (z_a/2 + z_b)^2 se^2/delta^2, rounded up: the error shrinks with the root of n. With a clustered error it counts
@@ -89,22 +78,22 @@ def samples_to_detect(
     """
     _check_finite("delta", delta)
     if se == inf:
-        return Undefined("The values are too large for a standard error.")
+        return arrays.Undefined("The values are too large for a standard error.")
     _check_finite("se", se)
     if n < 1:
-        return Undefined("There are no samples.")
+        return arrays.Undefined("There are no samples.")
     if delta == 0:
-        return Undefined("No number of samples can detect a difference of 0.")
+        return arrays.Undefined("No number of samples can detect a difference of 0.")
     if se <= 0:
-        return Undefined("Without a standard error the number of samples is not known.")
+        return arrays.Undefined("Without a standard error the number of samples is not known.")
     if units is None:
         return max(1, ceil(n * (_reach(level, power) * se / delta) ** 2 - 1e-9))
     _reach(level, power)  # For its checks.
     ratio, known = (se / delta) ** 2 * units, max(1.0, units - 1.0 if df is None else df)
 
     def enough(count: int) -> bool:
-        critical = t_quantile(two_sided(level), count - 1) * sqrt(1 + excess / count)
-        reach = critical + normal_quantile(power) if known > _NORMAL else float(nctdtrit(known, critical, power))
+        critical = arrays.t_quantile(arrays.two_sided(level), count - 1) * sqrt(1 + excess / count)
+        reach = critical + arrays.normal_quantile(power) if known > _NORMAL else float(nctdtrit(known, critical, power))
         return count >= ratio * reach * reach - 1e-9
 
     return ceil(n * _least(enough) / units - 1e-9)
@@ -116,7 +105,7 @@ def excess_width(half: float, se: float, df: float, units: float, *, level: floa
     An interval that allows for one difference farther out than all has the variance of one more unit, so w^2 - 1 falls
     with their number.
     """
-    plain = t_quantile(two_sided(level), df) * se
+    plain = arrays.t_quantile(arrays.two_sided(level), df) * se
     return 0.0 if plain <= 0 else max(0.0, (half / plain) ** 2 - 1) * units
 
 
@@ -129,7 +118,7 @@ def samples_to_clear(
     units: int | None = None,
     level: float = 0.95,
     power: float = 0.8,
-) -> int | Undefined:
+) -> int | arrays.Undefined:
     """Samples at which Wilson's interval of a true rate m would leave out `bound` f, given what `n` are worth.
 
     That takes (z_a/2 sqrt(f(1-f)) + z_b sqrt(m(1-m)))^2/(m-f)^2 independent trials (Fleiss 1981): the interval's reach
@@ -138,26 +127,30 @@ def samples_to_clear(
     """
     _reach(level, power)  # For its checks.
     if n < 1 or effective_n <= 0:
-        return Undefined("There are no samples.")
+        return arrays.Undefined("There are no samples.")
     if not (0 <= rate <= 1 and 0 < bound < 1):
         raise ConfigurationError(
             f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})"
         )
     if rate == bound:
-        return Undefined("The rate equals its bound, so no number of samples can tell them apart.")
+        return arrays.Undefined("The rate equals its bound, so no number of samples can tell them apart.")
     typical = rate if 0 < rate < 1 else (rate * effective_n + 1) / (effective_n + 2)
     reach, scatter = sqrt(bound * (1 - bound)), sqrt(typical * (1 - typical))
     count_of = n if units is None else units
 
     def enough(count: int) -> bool:
-        z = normal_quantile(two_sided(level)) if units is None else t_quantile(two_sided(level), count - 1)
-        needed = ((z * reach + normal_quantile(power) * scatter) / (rate - bound)) ** 2
+        z = (
+            arrays.normal_quantile(arrays.two_sided(level))
+            if units is None
+            else arrays.t_quantile(arrays.two_sided(level), count - 1)
+        )
+        needed = ((z * reach + arrays.normal_quantile(power) * scatter) / (rate - bound)) ** 2
         return count * effective_n / count_of >= needed - 1e-9
 
     return ceil(n * _least(enough) / count_of - 1e-9)
 
 
-def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: float = 0.8) -> int | Undefined:
+def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: float = 0.8) -> int | arrays.Undefined:
     """Independent trials at which the exact interval of a true `rate` lies beyond `bound` with this power.
 
     The smallest n with P(X >= k | rate) >= power, where k is the least count whose upper tail at the bound is at most
@@ -169,33 +162,33 @@ def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: f
             f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})"
         )
     if rate == bound:
-        return Undefined("The rate equals its bound, so no number of samples can tell them apart.")
+        return arrays.Undefined("The rate equals its bound, so no number of samples can tell them apart.")
     if rate < bound:
         rate, bound = 1 - rate, 1 - bound
 
     def enough(count: int) -> bool:
-        _, beyond = binomial_ranks((1 - level) / 2, count, bound)  # P(X > beyond) is small enough.
-        return binomial_tail(beyond, count, rate) >= power
+        _, beyond = arrays.binomial_ranks((1 - level) / 2, count, bound)  # P(X > beyond) is small enough.
+        return arrays.binomial_tail(beyond, count, rate) >= power
 
     return _least(enough)
 
 
 def pairs_to_clear(
     wins: int, losses: int, n: int, *, bound: float = 0.0, level: float = 0.95, power: float = 0.8
-) -> int | Undefined:
+) -> int | arrays.Undefined:
     """Pairs at which the Bonett-Price interval of pass/fail pairs like these would leave out `bound`.
 
     The smallest n at which its centre d n/(n+2) lies z_a/2 SE + z_b SD from the bound, SE being the interval's own
     error and SD that of its centre, at the observed rates of wins and losses; cf. `binary_mde`.
     """
     _reach(level, power)  # For its checks.
-    check_counts(wins + losses, n)
+    arrays.check_counts(wins + losses, n)
     if n < 1:
-        return Undefined("There are no pairs.")
+        return arrays.Undefined("There are no pairs.")
     return _pairs_to_clear((wins - losses) / n, (wins + losses) / n, bound, level, power)
 
 
-def pairs_to_detect(unequal: float, delta: float, *, level: float = 0.95, power: float = 0.8) -> int | Undefined:
+def pairs_to_detect(unequal: float, delta: float, *, level: float = 0.95, power: float = 0.8) -> int | arrays.Undefined:
     """Pass/fail pairs that show a true difference `delta` of two systems that disagree on the share `unequal`.
 
     `delta` is taken to bring as many disagreements with it: it may be that all those seen cancel out. So this is the
@@ -205,7 +198,7 @@ def pairs_to_detect(unequal: float, delta: float, *, level: float = 0.95, power:
     if not 0 <= unequal <= 1:
         raise ConfigurationError(f"a share of pairs must be from 0 to 1 (got {unequal})")
     if not 0 < delta <= 1:
-        return Undefined("A detectable difference of two rates must be above 0 and at most 1.")
+        return arrays.Undefined("A detectable difference of two rates must be above 0 and at most 1.")
     return _pairs_to_clear(delta, min(1.0, unequal + delta), 0.0, level, power)
 
 
@@ -215,7 +208,7 @@ def smallest_detectable(se: float, df: float, *, excess: float = 0.0, level: flo
     `excess` is that of `excess_width`, for df + 1 units.
     """
     _check_finite("se", se)
-    wide = t_quantile(two_sided(level), df) * sqrt(1 + excess / (df + 1)) if excess else 0.0
+    wide = arrays.t_quantile(arrays.two_sided(level), df) * sqrt(1 + excess / (df + 1)) if excess else 0.0
     return se * detectable_shift(df, reach=wide, level=level, power=power)
 
 
@@ -230,11 +223,11 @@ def detectable_shift(
     its power is that of 1,000 drawn sets of normal units. All is over c4(df), because an error estimated from few
     units is too small on average.
     """
-    check_level(level)
-    check_power(power)
+    arrays.check_level(level)
+    arrays.check_power(power)
     if df > _NORMAL:
-        return max(reach, normal_quantile(two_sided(level))) + normal_quantile(power)
-    shift = _t_shift(max(reach, t_quantile(two_sided(level), df)), df, power)
+        return max(reach, arrays.normal_quantile(arrays.two_sided(level))) + arrays.normal_quantile(power)
+    shift = _t_shift(max(reach, arrays.t_quantile(arrays.two_sided(level), df)), df, power)
     if units in _FEW_FLIPPED:
         shift = max(shift, _flip_shift(units or 0, level, power))
     return shift / float(np.exp(gammaln((df + 1) / 2) - gammaln(df / 2)) * sqrt(2 / df))
@@ -248,10 +241,10 @@ def _t_shift(critical: float, df: float, power: float) -> float:
     def shortfall(shift: float) -> float:
         return 1 - float(nctdtr(df, shift, critical)) - power
 
-    high = critical + t_quantile(power, df)
+    high = critical + arrays.t_quantile(power, df)
     while shortfall(high) < 0:
         high *= 1.5
-    return find_root(shortfall, 0.0, high)
+    return arrays.find_root(shortfall, 0.0, high)
 
 
 @lru_cache(maxsize=256)
@@ -263,7 +256,7 @@ def _flip_shift(units: int, level: float, power: float) -> float:
     """
     allowed = max(1, floor((1 - level) * 2 ** (units - 1) + 1e-9))
     draws = np.random.default_rng(units).normal(size=(1_000, units))
-    critical = t_quantile(two_sided(level), units - 1)
+    critical = arrays.t_quantile(arrays.two_sided(level), units - 1)
     sets = ((np.arange(2**units)[:, None] >> np.arange(units)) & 1).astype(np.float64)
     sums, sizes = draws @ sets.T, sets.sum(axis=1)
     spread = draws.std(axis=1, ddof=1)
@@ -277,19 +270,19 @@ def _flip_shift(units: int, level: float, power: float) -> float:
     high = 2 * _t_shift(critical, units - 1, power)
     while shortfall(high) < 0:
         high *= 1.5
-    return find_root(shortfall, 0.0, high, xtol=1e-3)
+    return arrays.find_root(shortfall, 0.0, high, xtol=1e-3)
 
 
-def _pairs_to_clear(d: float, rate: float, bound: float, level: float, power: float) -> int | Undefined:
+def _pairs_to_clear(d: float, rate: float, bound: float, level: float, power: float) -> int | arrays.Undefined:
     if d == bound:
-        return Undefined("The difference equals its bound, so no number of pairs can tell them apart.")
+        return arrays.Undefined("The difference equals its bound, so no number of pairs can tell them apart.")
 
     def enough(count: int) -> bool:
         shrink = count / (count + 2)
         error = sqrt((rate * shrink + 2 / (count + 2) - (d * shrink) ** 2) / (count + 2))
         scatter = sqrt(count * max(0.0, rate - d * d)) / (count + 2)
         away = (d * shrink - bound) * (1 if d > bound else -1)
-        return away >= normal_quantile(two_sided(level)) * error + normal_quantile(power) * scatter
+        return away >= arrays.normal_quantile(arrays.two_sided(level)) * error + arrays.normal_quantile(power) * scatter
 
     return _least(enough)
 
@@ -307,9 +300,9 @@ def _least(enough: Callable[[int], bool]) -> int:
 
 
 def _reach(level: float, power: float) -> float:
-    check_level(level)
-    check_power(power)
-    return normal_quantile(two_sided(level)) + normal_quantile(power)
+    arrays.check_level(level)
+    arrays.check_power(power)
+    return arrays.normal_quantile(arrays.two_sided(level)) + arrays.normal_quantile(power)
 
 
 def _variance(omega2: float, sigma_a2: float, sigma_b2: float, repeats_a: int, repeats_b: int) -> float:

@@ -6,21 +6,7 @@ from math import erfc, floor, sqrt
 import numpy as np
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    FloatArray,
-    IntArray,
-    Interval,
-    Labels,
-    Repeats,
-    Samples,
-    as_clusters,
-    as_samples,
-    check_level,
-    normal_quantile,
-    t_quantile,
-    t_tail,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 from fairtrial.stats.intervals import few_clusters_note, quantile_interval
 from fairtrial.stats.paired import PairedDifference, paired_difference
 from fairtrial.stats.power import detectable_shift
@@ -33,11 +19,11 @@ _CELLS = 4_000_000  # Weights that are held at once.
 
 
 def quantile_difference(
-    a: Samples,
-    b: Samples,
+    a: arrays.Samples,
+    b: arrays.Samples,
     share: float,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     level: float = 0.95,
     power: float = 0.8,
     draws: int | None = None,
@@ -51,7 +37,7 @@ def quantile_difference(
     ends of both sides' `quantile_interval`, each at half of 1 - level, which holds for all distributions and
     dependencies, and is wide. Wins and losses compare the means of samples.
     """
-    check_level(level)
+    arrays.check_level(level)
     if not 0 < share < 1:
         raise ConfigurationError(f"the share below a quantile must lie between 0 and 1 (got {share})")
     left, right, labels, unscored = _paired(a, b, clusters)
@@ -73,7 +59,7 @@ def quantile_difference(
         p = _p_value(drawn, beyond)
         se, test = float(drawn.std(ddof=1)), f"paired bootstrap of the quantile, {drawn.size} draws"
         if place >= 1:
-            interval = Interval(float(drawn[place - 1]), float(drawn[-place]), level, "paired bootstrap")
+            interval = arrays.Interval(float(drawn[place - 1]), float(drawn[-place]), level, "paired bootstrap")
     else:
         interval = _from_both_sides(left, right, share, labels, level)
         test = "order statistics of both sides"
@@ -104,10 +90,10 @@ def quantile_difference(
 
 
 def geometric_ratio(
-    a: Samples,
-    b: Samples,
+    a: arrays.Samples,
+    b: arrays.Samples,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     level: float = 0.95,
     power: float = 0.8,
     draws: int | None = None,
@@ -135,7 +121,7 @@ def geometric_ratio(
             reason=reason,
             heavy_tail=False,
         )
-    logs = [Repeats(np.log(side.flat), side.counts) for side in (left, right)]
+    logs = [arrays.Repeats(np.log(side.flat), side.counts) for side in (left, right)]
     found = paired_difference(*logs, clusters=labels, bounds=None, level=level, power=power, draws=draws, seed=seed)
     if found.difference is None or found.mean_a is None or found.mean_b is None:
         return replace(found, unscored=unscored)
@@ -158,17 +144,21 @@ def _relative(logarithm: float) -> float:
     return float(np.expm1(logarithm))
 
 
-def _paired(a: Samples, b: Samples, clusters: Labels | None) -> tuple[Repeats, Repeats, IntArray | None, int]:
-    left, right = as_samples(a, "a"), as_samples(b, "b")
+def _paired(
+    a: arrays.Samples, b: arrays.Samples, clusters: arrays.Labels | None
+) -> tuple[arrays.Repeats, arrays.Repeats, arrays.IntArray | None, int]:
+    left, right = arrays.as_samples(a, "a"), arrays.as_samples(b, "b")
     if left.counts.size != right.counts.size:
         raise ConfigurationError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first")
-    labels = None if clusters is None else as_clusters(clusters, left.counts.size).codes
+    labels = None if clusters is None else arrays.as_clusters(clusters, left.counts.size).codes
     scored = (left.counts > 0) & (right.counts > 0)
     kept = None if labels is None else labels[scored]
     return left.only(scored), right.only(scored), kept, int(np.count_nonzero(~scored))
 
 
-def _bootstrap(left: Repeats, right: Repeats, share: float, units: IntArray, draws: int, seed: int) -> FloatArray:
+def _bootstrap(
+    left: arrays.Repeats, right: arrays.Repeats, share: float, units: arrays.IntArray, draws: int, seed: int
+) -> arrays.FloatArray:
     """Return the differences of the quantiles of samples (or clusters) drawn with replacement, both sides together."""
     rng = np.random.default_rng(seed)
     number = int(units.max()) + 1
@@ -186,16 +176,16 @@ def _bootstrap(left: Repeats, right: Repeats, share: float, units: IntArray, dra
 class _Ranked:
     """The values of one side in ascending order, and the unit of each."""
 
-    def __init__(self, values: FloatArray, units: IntArray) -> None:
+    def __init__(self, values: arrays.FloatArray, units: arrays.IntArray) -> None:
         self.values = values
         self.units = units
 
     @classmethod
-    def of(cls, side: Repeats, units: IntArray) -> "_Ranked":
+    def of(cls, side: arrays.Repeats, units: arrays.IntArray) -> "_Ranked":
         order = np.argsort(side.flat, kind="stable")
         return cls(side.flat[order], np.repeat(units, side.counts)[order])
 
-    def quantiles(self, weights: IntArray, share: float) -> FloatArray:
+    def quantiles(self, weights: arrays.IntArray, share: float) -> arrays.FloatArray:
         """Return the quantile of the values with each of these weights of units."""
         below = np.cumsum(weights[:, self.units], axis=1)
         wanted = np.ceil(share * below[:, -1:] * (1 - 1e-12))
@@ -205,28 +195,28 @@ class _Ranked:
 
 def _widened(alpha: float, beyond: float) -> float:
     """Return the 1 - level of percentiles that are as far out as t of `beyond` values instead of z."""
-    stretched = t_quantile(two_sided(1 - alpha), beyond - 1) * sqrt(beyond / (beyond - 1))
+    stretched = arrays.t_quantile(arrays.two_sided(1 - alpha), beyond - 1) * sqrt(beyond / (beyond - 1))
     return erfc(stretched / sqrt(2))
 
 
-def _p_value(drawn: FloatArray, beyond: float) -> float:
+def _p_value(drawn: arrays.FloatArray, beyond: float) -> float:
     tail = min(int(np.count_nonzero(drawn <= 0)), int(np.count_nonzero(drawn >= 0)))
     plain = min(1.0, 2 * (tail + 1) / (drawn.size + 1))
     # The inverse of `_widened`.
-    return 2 * t_tail(normal_quantile(1 - plain / 2) / sqrt(beyond / (beyond - 1)), beyond - 1)
+    return 2 * arrays.t_tail(arrays.normal_quantile(1 - plain / 2) / sqrt(beyond / (beyond - 1)), beyond - 1)
 
 
 def _from_both_sides(
-    left: Repeats, right: Repeats, share: float, labels: IntArray | None, level: float
-) -> Interval | None:
+    left: arrays.Repeats, right: arrays.Repeats, share: float, labels: arrays.IntArray | None, level: float
+) -> arrays.Interval | None:
     each = 1 - (1 - level) / 2
     one, two = (quantile_interval(side, share, clusters=labels, level=each) for side in (left, right))
     if one.low is None or one.high is None or two.low is None or two.high is None:
         return None
-    return Interval(one.low - two.high, one.high - two.low, level, "order statistics of both sides")
+    return arrays.Interval(one.low - two.high, one.high - two.low, level, "order statistics of both sides")
 
 
-def _p_by_levels(left: Repeats, right: Repeats, share: float, labels: IntArray | None) -> float:
+def _p_by_levels(left: arrays.Repeats, right: arrays.Repeats, share: float, labels: arrays.IntArray | None) -> float:
     """Return the largest 1 - level at which the interval of both sides holds 0, to three digits."""
     low, high = 0.0, 1.0  # It holds 0 at the level 1 - low, and may not at 1 - high.
     for _ in range(12):

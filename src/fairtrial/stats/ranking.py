@@ -10,26 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    FloatArray,
-    IntArray,
-    Interval,
-    Labels,
-    Undefined,
-    as_clusters,
-    as_values,
-    check_bounds,
-    check_level,
-    t_quantile,
-    two_sided,
-)
-from fairtrial.stats.intervals import (
-    FEW_IMPERFECT,
-    MeanEstimate,
-    few_clusters_note,
-    heavy_difference_note,
-    totals_error,
-)
+from fairtrial.stats import _arrays as arrays
+from fairtrial.stats import intervals
 from fairtrial.stats.resampling import CELLS, RESAMPLE_CLUSTERS_UP_TO, RESAMPLE_UP_TO, draws_for
 
 
@@ -43,14 +25,14 @@ class WeightedMean:
     mean: float | None
     se: float | None
     df: float | None
-    interval: Interval | None
+    interval: arrays.Interval | None
     weights: tuple[float, ...]
     n: int
     reason: str | None = None
 
 
 def weighted_mean(
-    estimates: Sequence[MeanEstimate],
+    estimates: Sequence[intervals.MeanEstimate],
     weights: Sequence[float] | None = None,
     *,
     bounds: tuple[float, float] | None = (0.0, 1.0),
@@ -64,7 +46,7 @@ def weighted_mean(
     that made of the suites' own intervals, mean -+ sqrt(sum(w^2 (mean_i - end_i)^2)) at each end (Zou and Donner 2008).
     Of one suite it is the suite's own. `estimates` must have intervals at this level.
     """
-    check_level(level)
+    arrays.check_level(level)
     shares = normalize_weights(weights, len(estimates))
     used = [(share, one) for share, one in zip(shares.tolist(), estimates, strict=True) if share > 0]
     n = sum(one.n for one in estimates)
@@ -87,21 +69,21 @@ def weighted_mean(
     if len(used) == 1:
         return WeightedMean(mean, sqrt(variance), df, ends[0][2], tuple(shares.tolist()), n)
     if df is not None:
-        half = t_quantile(two_sided(level), df) * sqrt(variance)
+        half = arrays.t_quantile(arrays.two_sided(level), df) * sqrt(variance)
         low, high = min(low, mean - half), max(high, mean + half)
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])
     method = "intervals of the suites combined" if df is None else f"t with {df:.4g} df and intervals of the suites"
-    return WeightedMean(mean, sqrt(variance), df, Interval(low, high, level, method), tuple(shares.tolist()), n)
+    return WeightedMean(mean, sqrt(variance), df, arrays.Interval(low, high, level, method), tuple(shares.tolist()), n)
 
 
-def normalize_weights(weights: Sequence[float] | None, count: int) -> FloatArray:
+def normalize_weights(weights: Sequence[float] | None, count: int) -> arrays.FloatArray:
     """Return weights that sum to 1; by default equal ones."""
     if count == 0:
         raise ConfigurationError("a weighted mean needs at least one suite")
     if weights is None:
         return np.full(count, 1 / count)
-    array = as_values(weights, "weights")
+    array = arrays.as_values(weights, "weights")
     if array.size != count:
         raise ConfigurationError(f"there must be one weight for each of {count} suites (got {array.size})")
     if array.min() < 0 or array.sum() <= 0:
@@ -124,7 +106,7 @@ class SystemScores:
     """
 
     scores: NDArray[np.float64]
-    clusters: Labels | None = None
+    clusters: arrays.Labels | None = None
     bounds: tuple[float, float] | None = (0.0, 1.0)
     repeated: bool = False
 
@@ -137,12 +119,12 @@ class SimultaneousDifferences:
     interval, its ends are infinite and p is 1. `critical` is the number of standard errors to either side.
     """
 
-    first: IntArray
-    second: IntArray
-    differences: FloatArray
-    low: FloatArray
-    high: FloatArray
-    p_values: FloatArray
+    first: arrays.IntArray
+    second: arrays.IntArray
+    differences: arrays.FloatArray
+    low: arrays.FloatArray
+    high: arrays.FloatArray
+    p_values: arrays.FloatArray
     critical: float
 
 
@@ -158,11 +140,11 @@ class Ranking:
 
     n: int
     clusters: int | None
-    means: FloatArray
-    ranks: IntArray
-    best_ranks: IntArray
-    worst_ranks: IntArray
-    best_chances: FloatArray
+    means: arrays.FloatArray
+    ranks: arrays.IntArray
+    best_ranks: arrays.IntArray
+    worst_ranks: arrays.IntArray
+    best_chances: arrays.FloatArray
     pairs: SimultaneousDifferences
     against: SimultaneousDifferences | None
     level: float
@@ -184,7 +166,7 @@ def rank_systems(
     level: float = 0.95,
     draws: int | None = None,
     seed: int = 0,
-) -> Ranking | Undefined:
+) -> Ranking | arrays.Undefined:
     """Rank systems by their means with rank intervals that hold together. Mogstad and others (2024).
 
     A system is better than another if the interval of their difference leaves out 0, in intervals that hold for all
@@ -202,7 +184,7 @@ def rank_systems(
     `weights` scaled to sum to 1; by default equal ones. With too few clusters, or a long tail, no rank is determined,
     as `notes` say.
     """
-    check_level(level)
+    arrays.check_level(level)
     tables = [suite if isinstance(suite, SystemScores) else SystemScores(suite) for suite in suites]
     shares = normalize_weights(weights, len(tables))
     systems = _count_systems(tables)
@@ -210,7 +192,7 @@ def rank_systems(
     strata: list[_Stratum] = []
     for table, share in zip(tables, shares.tolist(), strict=True):
         stratum = _stratum(table, share, pairs)
-        if isinstance(stratum, Undefined):
+        if isinstance(stratum, arrays.Undefined):
             return stratum
         strata.append(stratum)
     estimates = _combined(strata, pairs)
@@ -241,8 +223,8 @@ class SystemPairs:
     """All pairs of systems, and the families of pairs whose intervals hold together: all, and those of a baseline."""
 
     systems: int
-    first: IntArray
-    second: IntArray
+    first: arrays.IntArray
+    second: arrays.IntArray
     families: tuple[BoolArray, ...]
     baseline: int | None
 
@@ -259,11 +241,11 @@ class SystemPairs:
             families.append((first == baseline) | (second == baseline))
         return cls(systems, first, second, tuple(families), baseline)
 
-    def differences(self, values: FloatArray) -> FloatArray:
+    def differences(self, values: arrays.FloatArray) -> arrays.FloatArray:
         """first - second, along the last axis."""
         return np.asarray(values[..., self.first] - values[..., self.second], dtype=np.float64)
 
-    def maxima(self, statistics: FloatArray) -> list[FloatArray]:
+    def maxima(self, statistics: arrays.FloatArray) -> list[arrays.FloatArray]:
         """The largest of each draw's statistics, for each family."""
         return [statistics[:, family].max(axis=1) for family in self.families]
 
@@ -272,13 +254,13 @@ class SystemPairs:
 class Estimates:
     """The means of systems with their covariance, and of each pair the centre and error of its interval."""
 
-    means: FloatArray
-    covariance: FloatArray
-    centres: FloatArray
-    errors: FloatArray
+    means: arrays.FloatArray
+    covariance: arrays.FloatArray
+    centres: arrays.FloatArray
+    errors: arrays.FloatArray
     df: float
 
-    def spreads(self, pairs: SystemPairs) -> FloatArray:
+    def spreads(self, pairs: SystemPairs) -> arrays.FloatArray:
         """The errors of differences by the covariance alone; 0 for pairs whose differences are all equal."""
         own = np.diag(self.covariance)
         variances = own[pairs.first] + own[pairs.second] - 2 * self.covariance[pairs.first, pairs.second]
@@ -289,8 +271,8 @@ class Estimates:
 class Maxima:
     """Of each draw the largest |t|, for each family of pairs; and the share of draws in which each system is best."""
 
-    largest: tuple[FloatArray, ...]
-    best: FloatArray
+    largest: tuple[arrays.FloatArray, ...]
+    best: arrays.FloatArray
 
 
 def normal_maxima(estimates: Estimates, pairs: SystemPairs, higher_is_better: bool, draws: int, seed: int) -> Maxima:
@@ -304,7 +286,7 @@ def normal_maxima(estimates: Estimates, pairs: SystemPairs, higher_is_better: bo
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     spreads = estimates.spreads(pairs)
     alone = np.flatnonzero((spreads == 0) & (estimates.errors > 0))
-    largest: list[list[FloatArray]] = []
+    largest: list[list[arrays.FloatArray]] = []
     best = np.zeros(pairs.systems)
     for size in _chunks(draws, max(pairs.systems, pairs.first.size)):
         drawn = rng.standard_normal((size, pairs.systems)) @ root.T
@@ -366,7 +348,7 @@ def ranking_of(
 
 
 def _intervals(
-    estimates: Estimates, pairs: SystemPairs, largest: Sequence[FloatArray], level: float
+    estimates: Estimates, pairs: SystemPairs, largest: Sequence[arrays.FloatArray], level: float
 ) -> SimultaneousDifferences:
     critical = max(_upper(maxima, level) for maxima in largest)
     statistics = np.divide(
@@ -391,7 +373,7 @@ def _intervals(
     )
 
 
-def _upper(maxima: FloatArray, level: float) -> float:
+def _upper(maxima: arrays.FloatArray, level: float) -> float:
     """The value beyond which a statistic has an adjusted p of at most 1 - level; infinite if the draws are too few."""
     reached = floor((1 - level) * (maxima.size + 1) + 1e-9)
     return float(np.partition(maxima, maxima.size - reached)[maxima.size - reached]) if reached else np.inf
@@ -419,10 +401,10 @@ class _Stratum:
 
     weight: float
     n: int
-    totals: FloatArray  # A row for each unit, a column for each system.
-    sizes: FloatArray
+    totals: arrays.FloatArray  # A row for each unit, a column for each system.
+    sizes: arrays.FloatArray
     shift: float
-    pseudo: FloatArray  # Of each pair, the difference of the two pseudo-units that are added; 0 for none.
+    pseudo: arrays.FloatArray  # Of each pair, the difference of the two pseudo-units that are added; 0 for none.
     note: str | None
 
     @property
@@ -430,7 +412,7 @@ class _Stratum:
         """How many units there are."""
         return int(self.sizes.size)
 
-    def moments(self, pairs: SystemPairs) -> FloatArray:
+    def moments(self, pairs: SystemPairs) -> arrays.FloatArray:
         """Of each unit, all that is summed up in a resample: see `_Sums`."""
         rows, columns = np.triu_indices(pairs.systems)
         products = self.totals[:, rows] * self.totals[:, columns]
@@ -441,7 +423,9 @@ class _Stratum:
         """How many numbers one draw takes."""
         return int(max(self.units, self.moments(pairs).shape[1]))
 
-    def resample(self, pairs: SystemPairs, sizes: Sequence[int], rng: np.random.Generator) -> Iterator[FloatArray]:
+    def resample(
+        self, pairs: SystemPairs, sizes: Sequence[int], rng: np.random.Generator
+    ) -> Iterator[arrays.FloatArray]:
         """Sums of moments over units drawn with replacement, in chunks of draws of these sizes."""
         moments, units = self.moments(pairs), self.units
         rows = np.column_stack([self.totals, self.sizes])
@@ -457,7 +441,9 @@ class _Stratum:
                 drawn = np.bincount(chosen.reshape(-1), minlength=size * units).reshape(size, units)
             yield drawn.astype(np.float64) @ moments
 
-    def pair_estimates(self, sums: FloatArray, pairs: SystemPairs) -> tuple[FloatArray, FloatArray]:
+    def pair_estimates(
+        self, sums: arrays.FloatArray, pairs: SystemPairs
+    ) -> tuple[arrays.FloatArray, arrays.FloatArray]:
         """The centre of each pair's difference and its variance, from sums of moments."""
         m = pairs.systems
         size, squares = sums[:, 2 * m : 2 * m + 1], sums[:, 2 * m + 1 : 2 * m + 2]
@@ -478,29 +464,29 @@ class _Stratum:
         return centre, variance
 
     @property
-    def means(self) -> FloatArray:
+    def means(self) -> arrays.FloatArray:
         """The mean of each system."""
         return np.asarray(self.totals.sum(axis=0) / self.n + self.shift, dtype=np.float64)
 
 
-def _stratum(table: SystemScores, weight: float, pairs: SystemPairs) -> _Stratum | Undefined:
+def _stratum(table: SystemScores, weight: float, pairs: SystemPairs) -> _Stratum | arrays.Undefined:
     scores = np.asarray(table.scores, dtype=np.float64)
-    as_values(scores.reshape(-1), "scores")
-    check_bounds(scores.reshape(-1), table.bounds, "scores")
+    arrays.as_values(scores.reshape(-1), "scores")
+    arrays.check_bounds(scores.reshape(-1), table.bounds, "scores")
     n = scores.shape[0]
     if n < 2:
-        return Undefined("A ranking needs at least two samples that all systems have.")
+        return arrays.Undefined("A ranking needs at least two samples that all systems have.")
     shift = float(scores.mean())
-    note = None if table.bounds is not None else heavy_difference_note(*scores.T)
+    note = None if table.bounds is not None else intervals.heavy_difference_note(*scores.T)
     totals, sizes = scores - shift, np.ones(n)
     if table.clusters is not None:
-        groups = as_clusters(table.clusters, n)
+        groups = arrays.as_clusters(table.clusters, n)
         if groups.count < 2:
-            return Undefined("All samples are in one cluster, so the variance between clusters is not known.")
+            return arrays.Undefined("All samples are in one cluster, so the variance between clusters is not known.")
         sizes = groups.sizes
         totals = np.column_stack([groups.totals(column) for column in (scores - shift).T])
-        error = totals_error(totals[:, 0], sizes)
-        note = few_clusters_note(groups.count, error.effective) or note
+        error = intervals.totals_error(totals[:, 0], sizes)
+        note = intervals.few_clusters_note(groups.count, error.effective) or note
     apart = pairs.differences(scores)
     apart[np.abs(apart) <= _ROUNDING * max(1.0, float(np.max(np.abs(scores))))] = 0.0
     pseudo = np.zeros(pairs.first.size)
@@ -508,7 +494,7 @@ def _stratum(table: SystemScores, weight: float, pairs: SystemPairs) -> _Stratum
         largest = table.bounds[1] - table.bounds[0]
         single = not table.repeated
         verdicts = single and table.clusters is None and bool(np.all((scores == 0) | (scores == 1)))
-        few = np.count_nonzero(apart, axis=0) < FEW_IMPERFECT
+        few = np.count_nonzero(apart, axis=0) < intervals.FEW_IMPERFECT
         constant = np.ptp(apart, axis=0) == 0
         pseudo = np.where(verdicts | (single & few) | constant, largest, 0.0)
     return _Stratum(weight, n, totals, sizes, shift, pseudo, note)
@@ -523,7 +509,7 @@ def _combined(strata: Sequence[_Stratum], pairs: SystemPairs) -> Estimates:
         share = stratum.sizes / stratum.n
         residuals = stratum.totals - stratum.totals.sum(axis=0) * share[:, None]
         own = (residuals / (1 - share)[:, None]).T @ residuals / stratum.n**2
-        df = totals_error(stratum.totals[:, 0], stratum.sizes).df
+        df = intervals.totals_error(stratum.totals[:, 0], stratum.sizes).df
         centre, variance = (one[0] for one in stratum.pair_estimates(stratum.moments(pairs).sum(axis=0)[None], pairs))
         plain = own[pairs.first, pairs.first] + own[pairs.second, pairs.second] - 2 * own[pairs.first, pairs.second]
         plain = np.maximum(plain, 0.0)  # Rounding may leave a little less than nothing.
@@ -548,7 +534,7 @@ def _resampled_maxima(
     streams = [
         stratum.resample(pairs, sizes, np.random.default_rng([seed, 2, place])) for place, stratum in enumerate(strata)
     ]
-    largest: list[list[FloatArray]] = []
+    largest: list[list[arrays.FloatArray]] = []
     best = np.zeros(pairs.systems)
     for size, *chunk in zip(sizes, *streams, strict=True):
         means = np.zeros((size, pairs.systems))
@@ -570,7 +556,9 @@ def _chunks(draws: int, width: int) -> Iterator[int]:
         yield min(step, draws - start)
 
 
-def _ratios(differences: FloatArray, errors: FloatArray, observed: FloatArray) -> FloatArray:
+def _ratios(
+    differences: arrays.FloatArray, errors: arrays.FloatArray, observed: arrays.FloatArray
+) -> arrays.FloatArray:
     """|t| of each draw and pair: infinite where a draw has no error left, 0 for pairs that have none to begin with."""
     size = np.abs(differences)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -578,7 +566,7 @@ def _ratios(differences: FloatArray, errors: FloatArray, observed: FloatArray) -
     return np.where((observed == 0) | (size <= 1e-9 * observed), 0.0, found)
 
 
-def _count_best(means: FloatArray, higher_is_better: bool) -> FloatArray:
+def _count_best(means: arrays.FloatArray, higher_is_better: bool) -> arrays.FloatArray:
     """In how many rows each column is the best; columns that tie share the row."""
     turned = means if higher_is_better else -means
     best = turned >= turned.max(axis=1, keepdims=True) - _ROUNDING * max(1.0, float(np.max(np.abs(means))))

@@ -11,23 +11,7 @@ import numpy as np
 from scipy.special import bdtr, bdtrc, gammaln, ndtr, xlog1py, xlogy
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    FloatArray,
-    Interval,
-    Labels,
-    Undefined,
-    Values,
-    as_clusters,
-    as_values,
-    check_level,
-    check_power,
-    find_root,
-    normal_quantile,
-    normal_tail,
-    t_quantile,
-    t_tail,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 
 _ENUMERATED = 100
 """Up to this many pairs, power is computed by enumeration."""
@@ -53,29 +37,29 @@ def mcnemar_midp(wins: int, losses: int) -> float:
     return min(1.0, float(bdtr(k, m, 0.5) + (bdtr(k - 1, m, 0.5) if k else 0.0)))
 
 
-def bonett_price(wins: int, losses: int, n: int, *, level: float = 0.95) -> Interval | Undefined:
+def bonett_price(wins: int, losses: int, n: int, *, level: float = 0.95) -> arrays.Interval | arrays.Undefined:
     """Interval for the difference of two paired rates that cannot collapse. Bonett and Price (2012).
 
     One win and one loss are added: with b = (wins+1)/(n+2) and c = (losses+1)/(n+2) it is
     b - c -+ z sqrt((b + c - (b-c)^2)/(n+2)), cut to [-1, 1]. Undefined for n = 0.
     """
     _check(wins, losses)
-    check_level(level)
+    arrays.check_level(level)
     if n < wins + losses:
         raise ConfigurationError(
             f"wins and losses must be at most the number of pairs (got {wins} and {losses} of {n})"
         )
     if n == 0:
-        return Undefined("There are no pairs.")
+        return arrays.Undefined("There are no pairs.")
     centre, error = _bonett_price(wins, losses, n)
-    half = normal_quantile(two_sided(level)) * error
-    return Interval(max(-1.0, centre - half), min(1.0, centre + half), level, "Bonett-Price")
+    half = arrays.normal_quantile(arrays.two_sided(level)) * error
+    return arrays.Interval(max(-1.0, centre - half), min(1.0, centre + half), level, "Bonett-Price")
 
 
 def bonett_price_p(wins: int, losses: int, n: int) -> float:
     """The largest 1 - level at which the Bonett-Price interval of at least one pair still holds 0."""
     centre, error = _bonett_price(wins, losses, n)
-    return 2 * normal_tail(abs(centre) / error)
+    return 2 * arrays.normal_tail(abs(centre) / error)
 
 
 def _bonett_price(wins: int, losses: int, n: int) -> tuple[float, float]:
@@ -83,7 +67,7 @@ def _bonett_price(wins: int, losses: int, n: int) -> tuple[float, float]:
     return won - lost, sqrt((won + lost - (won - lost) ** 2) / (n + 2))
 
 
-def binary_mde(wins: int, losses: int, n: int, *, level: float = 0.95, power: float = 0.8) -> float | Undefined:
+def binary_mde(wins: int, losses: int, n: int, *, level: float = 0.95, power: float = 0.8) -> float | arrays.Undefined:
     """The smallest true difference of paired rates that `n` pairs would show with the given power. Miettinen (1968).
 
     The Bonett-Price interval centres on d n/(n+2), so d solves
@@ -97,20 +81,20 @@ def binary_mde(wins: int, losses: int, n: int, *, level: float = 0.95, power: fl
     optimistic as well, the power is enumerated.
     """
     _check(wins, losses)
-    check_level(level)
-    check_power(power)
+    arrays.check_level(level)
+    arrays.check_power(power)
     if n < 1:
-        return Undefined("There are no pairs.")
+        return arrays.Undefined("There are no pairs.")
     disagreement = (wins + losses) / n
     cancelling = disagreement - sqrt(max(0.0, ((wins - losses) / n) ** 2 - disagreement / n))
     return pairs_mde(n, cancelling, level=level, power=power)
 
 
-def pairs_mde(n: int, cancelling: float, *, level: float = 0.95, power: float = 0.8) -> float | Undefined:
+def pairs_mde(n: int, cancelling: float, *, level: float = 0.95, power: float = 0.8) -> float | arrays.Undefined:
     """`binary_mde` of `n` pairs of which the share `cancelling` disagrees beside what the difference itself brings."""
-    check_level(level)
-    check_power(power)
-    z_interval, z_power = normal_quantile(two_sided(level)), normal_quantile(power)
+    arrays.check_level(level)
+    arrays.check_power(power)
+    z_interval, z_power = arrays.normal_quantile(arrays.two_sided(level)), arrays.normal_quantile(power)
     shrink = n / (n + 2)
 
     def shortfall(d: float) -> float:
@@ -124,8 +108,10 @@ def pairs_mde(n: int, cancelling: float, *, level: float = 0.95, power: float = 
 
     missing = shortfall if n > _ENUMERATED else shortfall_of_power
     if missing(1.0) > 0:
-        return Undefined(f"With {n} pair{'s' if n > 1 else ''}, even the largest possible difference might be missed.")
-    return find_root(missing, 0.0, 1.0, xtol=1e-6)
+        return arrays.Undefined(
+            f"With {n} pair{'s' if n > 1 else ''}, even the largest possible difference might be missed."
+        )
+    return arrays.find_root(missing, 0.0, 1.0, xtol=1e-6)
 
 
 def _pairs_power(n: int, unequal: float, difference: float, level: float) -> float:
@@ -139,7 +125,7 @@ def _pairs_power(n: int, unequal: float, difference: float, level: float) -> flo
 
 
 @lru_cache(maxsize=256)
-def _fewest_wins(n: int, level: float) -> FloatArray:
+def _fewest_wins(n: int, level: float) -> arrays.FloatArray:
     """For each number of unequal pairs, the fewest wins that show a difference; one more than all where none do."""
     unequal = np.arange(n + 1)[:, None]
     losses = np.arange(n + 1)[None, :]
@@ -187,8 +173,8 @@ class SignFlip:
 class Units:
     """What is flipped or resampled as a whole: totals of differences, and the number of samples in each."""
 
-    totals: FloatArray
-    sizes: FloatArray
+    totals: arrays.FloatArray
+    sizes: arrays.FloatArray
 
     @property
     def count(self) -> int:
@@ -207,19 +193,19 @@ class Units:
         return bool(np.ptp(means) > 1e-12 * max(1.0, float(np.max(np.abs(means)))))
 
 
-def units_of(differences: FloatArray, clusters: Labels | None = None) -> Units:
+def units_of(differences: arrays.FloatArray, clusters: arrays.Labels | None = None) -> Units:
     """Return samples, or clusters, sorted, so that the result does not depend on the order of the data."""
     if clusters is None:
         return Units(np.sort(differences), np.ones(differences.size))
-    groups = as_clusters(clusters, differences.size)
+    groups = arrays.as_clusters(clusters, differences.size)
     totals, sizes = groups.totals(differences), groups.sizes
     order = np.lexsort((totals, sizes))
     return Units(totals[order], sizes[order])
 
 
 def signflip(
-    differences: Values, *, clusters: Labels | None = None, draws: int | None = None, seed: int = 0
-) -> SignFlip | Undefined:
+    differences: arrays.Values, *, clusters: arrays.Labels | None = None, draws: int | None = None, seed: int = 0
+) -> SignFlip | arrays.Undefined:
     """Two-sided sign-flip permutation test of a mean difference of 0. Fisher (1935).
 
     If the two systems are equal, every difference is as likely as its negative. p is the share of sign patterns
@@ -228,9 +214,9 @@ def signflip(
     ones (9,999, or 4,999 above 1,000 units), with p = (1 + hits)/(1 + draws) (Phipson and Smyth 2010). Clusters are
     flipped whole.
     """
-    array = as_values(differences, "differences")
+    array = arrays.as_values(differences, "differences")
     if array.size == 0:
-        return Undefined("There are no pairs.")
+        return arrays.Undefined("There are no pairs.")
     return signflip_units(units_of(array, clusters), draws=draws, seed=seed)
 
 
@@ -258,13 +244,13 @@ def signflip_units(units: Units, *, draws: int | None, seed: int) -> SignFlip:
 
 
 def signflip_interval(
-    differences: Values,
+    differences: arrays.Values,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     level: float = 0.95,
     draws: int | None = None,
     seed: int = 0,
-) -> Interval | Undefined:
+) -> arrays.Interval | arrays.Undefined:
     """All mean differences that the sign-flip test does not reject. Tritchler (1984).
 
     For a pattern of signs with flipped sums A (of differences) and B (of sizes), the shift theta is not rejected by
@@ -272,19 +258,21 @@ def signflip_interval(
     ends are the order statistics of those bounds at which the share of such patterns falls to 1 - level.
     Undefined below 6 units at 95%: even the most extreme pattern is then too likely.
     """
-    array = as_values(differences, "differences")
-    check_level(level)
+    array = arrays.as_values(differences, "differences")
+    arrays.check_level(level)
     if array.size == 0:
-        return Undefined("There are no pairs.")
+        return arrays.Undefined("There are no pairs.")
     return signflip_interval_units(units_of(array, clusters), level=level, draws=draws, seed=seed)
 
 
-def signflip_interval_units(units: Units, *, level: float, draws: int | None, seed: int) -> Interval | Undefined:
+def signflip_interval_units(
+    units: Units, *, level: float, draws: int | None, seed: int
+) -> arrays.Interval | arrays.Undefined:
     """`signflip_interval` for units."""
     exact = units.count <= ENUMERATE_UP_TO
     total, size = float(units.totals.sum()), float(units.sizes.sum())
-    lows: list[FloatArray] = []
-    highs: list[FloatArray] = []
+    lows: list[arrays.FloatArray] = []
+    highs: list[arrays.FloatArray] = []
     for sums in _flipped(units, draws, seed, every=exact):
         flipped, weight = sums[:, 0], sums[:, 1]
         # The pattern that flips nothing, or everything, agrees with every shift: its bounds are infinite.
@@ -304,54 +292,54 @@ def signflip_interval_units(units: Units, *, level: float, draws: int | None, se
     lower, upper = (0.0 if abs(end) <= rounding else end for end in (lower, upper))
     if not (np.isfinite(lower) and np.isfinite(upper)):
         few = "1 unit is" if units.count == 1 else f"{units.count} units are"
-        return Undefined(f"{few} too few for a sign-flip interval at {100 * level:g}%.")
-    return Interval(lower, upper, level, "inverted sign-flip test")
+        return arrays.Undefined(f"{few} too few for a sign-flip interval at {100 * level:g}%.")
+    return arrays.Interval(lower, upper, level, "inverted sign-flip test")
 
 
 def bca_interval(
-    values: Values,
+    values: arrays.Values,
     *,
-    clusters: Labels | None = None,
+    clusters: arrays.Labels | None = None,
     level: float = 0.95,
     widened: bool = False,
     draws: int | None = None,
     seed: int = 0,
-) -> Interval | Undefined:
+) -> arrays.Interval | arrays.Undefined:
     """Bias-corrected and accelerated bootstrap interval of a mean, clusters resampled whole. Efron (1987).
 
     With `widened`, the normal quantile is replaced by sqrt(u/(u-1)) t(u-1) for u units, which repairs the
     bootstrap's narrowness in small data (Hesterberg 2015). Undefined for equal values.
     """
-    array = as_values(values)
-    check_level(level)
+    array = arrays.as_values(values)
+    arrays.check_level(level)
     if array.size == 0:
-        return Undefined("There are no samples.")
+        return arrays.Undefined("There are no samples.")
     return bca_interval_units(units_of(array, clusters), level=level, widened=widened, draws=draws, seed=seed)
 
 
 def bca_interval_units(
     units: Units, *, level: float, widened: bool, draws: int | None, seed: int
-) -> Interval | Undefined:
+) -> arrays.Interval | arrays.Undefined:
     """`bca_interval` for units."""
     made = Bootstrap.of(units, draws=draws, seed=seed)
-    return made if isinstance(made, Undefined) else made.interval(level, widened=widened)
+    return made if isinstance(made, arrays.Undefined) else made.interval(level, widened=widened)
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Resampled means, sorted, with the bias and the acceleration that correct their quantiles. Efron (1987)."""
 
-    resampled: FloatArray
+    resampled: arrays.FloatArray
     bias: float
     acceleration: float
     units: int
 
     @classmethod
-    def of(cls, units: Units, *, draws: int | None, seed: int) -> Bootstrap | Undefined:
+    def of(cls, units: Units, *, draws: int | None, seed: int) -> Bootstrap | arrays.Undefined:
         """Resample units with replacement; undefined for equal values."""
         u = units.count
         if u < 2 or not units.spread:
-            return Undefined("All values are equal, so the bootstrap interval would be a point.")
+            return arrays.Undefined("All values are equal, so the bootstrap interval would be a point.")
         even = bool(np.ptp(units.sizes) == 0)
         totals = units.totals / units.sizes[0] if even else units.totals
         rng = np.random.default_rng(seed)
@@ -370,19 +358,19 @@ class Bootstrap:
         pulls = float(left_out.mean()) - left_out
         squares = float(np.sum(pulls * pulls))
         if not 0 < percentile < 1 or squares <= 0:
-            return Undefined("The bootstrap resamples agree too closely for an interval.")
-        return cls(resampled, normal_quantile(percentile), float(np.sum(pulls**3)) / (6 * squares**1.5), u)
+            return arrays.Undefined("The bootstrap resamples agree too closely for an interval.")
+        return cls(resampled, arrays.normal_quantile(percentile), float(np.sum(pulls**3)) / (6 * squares**1.5), u)
 
-    def interval(self, level: float, *, widened: bool) -> Interval | Undefined:
+    def interval(self, level: float, *, widened: bool) -> arrays.Interval | arrays.Undefined:
         """The corrected quantiles; `widened` as `bca_interval` says."""
-        z = normal_quantile(two_sided(level))
+        z = arrays.normal_quantile(arrays.two_sided(level))
         if widened:
-            z = self._widening * t_quantile(two_sided(level), self.units - 1)
+            z = self._widening * arrays.t_quantile(arrays.two_sided(level), self.units - 1)
         shares = [self._corrected(end) for end in (-z, z)]
         if not all(0 < share < 1 for share in shares):
-            return Undefined("The bootstrap resamples agree too closely for an interval.")
+            return arrays.Undefined("The bootstrap resamples agree too closely for an interval.")
         low, high = (float(end) for end in np.quantile(self.resampled, shares))
-        return Interval(low, high, level, "BCa bootstrap, widened for small n" if widened else "BCa bootstrap")
+        return arrays.Interval(low, high, level, "BCa bootstrap, widened for small n" if widened else "BCa bootstrap")
 
     def p_value(self) -> float:
         """The largest 1 - level at which the widened interval still holds 0."""
@@ -392,10 +380,10 @@ class Bootstrap:
         if share <= 0:
             return 1 / (1 + self.resampled.size)
         # The corrected quantile at z is Phi(b + y/(1 - a y)) with y = b + z; it is solved for z.
-        w = sign * normal_quantile(min(share, 1 - 1e-16)) - self.bias
+        w = sign * arrays.normal_quantile(min(share, 1 - 1e-16)) - self.bias
         y = w / (1 + self.acceleration * w)
         z = -sign * (y - self.bias)
-        return min(1.0, 2 * t_tail(z / self._widening, self.units - 1))
+        return min(1.0, 2 * arrays.t_tail(z / self._widening, self.units - 1))
 
     @property
     def _widening(self) -> float:
@@ -403,7 +391,7 @@ class Bootstrap:
 
     def _corrected(self, z: float) -> float:
         y = self.bias + z
-        return normal_tail(-self.bias - y / (1 - self.acceleration * y))
+        return arrays.normal_tail(-self.bias - y / (1 - self.acceleration * y))
 
 
 def draws_for(asked: int | None, units: int) -> int:
@@ -415,7 +403,7 @@ def draws_for(asked: int | None, units: int) -> int:
     return asked
 
 
-def _flipped(units: Units, draws: int | None, seed: int, *, every: bool) -> Iterator[FloatArray]:
+def _flipped(units: Units, draws: int | None, seed: int, *, every: bool) -> Iterator[arrays.FloatArray]:
     """Chunks of (sum of totals, sum of sizes) under sign patterns: every pattern, or random ones."""
     pairs = np.column_stack([units.totals, units.sizes])
     whole = pairs.sum(axis=0)

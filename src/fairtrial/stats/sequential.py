@@ -12,22 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.stats._arrays import (
-    FloatArray,
-    Interval,
-    Values,
-    as_values,
-    check_bounds,
-    check_counts,
-    check_level,
-    find_root,
-    normal_quantile,
-    two_sided,
-)
+from fairtrial.stats import _arrays as arrays
 from fairtrial.stats.intervals import wilson_effective
 
 
-def holm(p_values: Values) -> FloatArray:
+def holm(p_values: arrays.Values) -> arrays.FloatArray:
     """Adjusted p-values that bound the chance of even one false alarm, whatever the dependence. Holm (1979).
 
     Sorted upwards, the i-th of m is max over j <= i of min(1, (m - j + 1) p_j). For several metrics or candidates,
@@ -41,7 +30,7 @@ def holm(p_values: Values) -> FloatArray:
     return adjusted
 
 
-def benjamini_hochberg(p_values: Values) -> FloatArray:
+def benjamini_hochberg(p_values: arrays.Values) -> arrays.FloatArray:
     """Adjusted p-values that bound the share of false alarms among all alarms. Benjamini and Hochberg (1995).
 
     Sorted upwards, the i-th of m is min over j >= i of min(1, m p_j / j). For many slices, where a list is read
@@ -55,8 +44,8 @@ def benjamini_hochberg(p_values: Values) -> FloatArray:
     return adjusted
 
 
-def _checked(p_values: Values) -> FloatArray:
-    p = as_values(p_values, "p_values")
+def _checked(p_values: arrays.Values) -> arrays.FloatArray:
+    p = arrays.as_values(p_values, "p_values")
     outside = p[(p < 0) | (p > 1)]
     if outside.size:
         raise ConfigurationError(f"a p-value must be from 0 to 1 (got {outside[0]:g})")
@@ -66,7 +55,7 @@ def _checked(p_values: Values) -> FloatArray:
 BETTING_TEST = "betting martingale"
 """The name of the test that goes with `BettingMartingale.interval`."""
 
-type _Counted = tuple[FloatArray, FloatArray]
+type _Counted = tuple[arrays.FloatArray, arrays.FloatArray]
 
 _LARGEST_LOG = 700.0  # exp of more overflows; no decision needs the digits
 _PANELS, _POINTS = 12, 10  # Bets: Gauss-Legendre points between halvings of 1. 50,000 wins to 49,000 losses: 6 digits.
@@ -90,7 +79,7 @@ class PairsDecision:
     losses: int
     e_value: float
     p_value: float
-    interval: Interval
+    interval: arrays.Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +89,7 @@ class RateDecision:
     stopped: bool
     looked_at: int
     successes: int
-    interval: Interval
+    interval: arrays.Interval
 
 
 class BettingMartingale:
@@ -117,7 +106,7 @@ class BettingMartingale:
     """
 
     def __init__(
-        self, values: Values, highest: Values | None = None, *, bounds: tuple[float, float] = (0.0, 1.0)
+        self, values: arrays.Values, highest: arrays.Values | None = None, *, bounds: tuple[float, float] = (0.0, 1.0)
     ) -> None:
         """Start from one number for each sample.
 
@@ -127,10 +116,10 @@ class BettingMartingale:
                 lower mean the latter, so the capital is at most what any numbers in between would have made.
             bounds: The range of the numbers.
         """
-        low = as_values(values)
-        high = low if highest is None else as_values(highest, "highest")
+        low = arrays.as_values(values)
+        high = low if highest is None else arrays.as_values(highest, "highest")
         for ends in (low, high):
-            check_bounds(ends, bounds)
+            arrays.check_bounds(ends, bounds)
         if low.size != high.size or np.any(low > high):
             raise ConfigurationError("highest must have a number for each of values, at least as large")
         self.n = int(low.size)
@@ -144,19 +133,19 @@ class BettingMartingale:
             raise ConfigurationError(f"mean must be between {least:g} and {most:g} (got {mean:g})")
         return exp(min(_LARGEST_LOG, self._log_capital(mean, self._numbers)))
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self, level: float = 0.95) -> arrays.Interval:
         """Return the means against which the capital is below 1/(1 - level): an interval, as the capital is convex.
 
         It holds at every look at once, and contains the mean of the numbers.
         """
-        check_level(level)
+        arrays.check_level(level)
         low, high = (_on_lattice(one, self.bounds) for one in self._numbers)
         ends = [self._end(side, level, (low, high)) for side in (0, 1)]
         if self.bounds[0] < 0.0 < self.bounds[1]:
             # 0 is inside or outside by its own capital, not by the rounding of an end.
             rejected = refutes(self.capital(0.0), level)
             ends = _beside_zero(ends, self._centre) if rejected else [min(ends[0], 0.0), max(ends[1], 0.0)]
-        return Interval(ends[0], ends[1], level, "betting confidence sequence")
+        return arrays.Interval(ends[0], ends[1], level, "betting confidence sequence")
 
     @property
     def _centre(self) -> float:
@@ -178,7 +167,7 @@ class BettingMartingale:
         while inner != limit[side]:
             outer = min(max(inner + (step if side else -step), limit[0]), limit[1])
             if excess(outer) >= 0:
-                return find_root(excess, inner, outer, xtol=1e-13 * width)
+                return arrays.find_root(excess, inner, outer, xtol=1e-13 * width)
             inner, step = outer, 2 * step
         return self.bounds[side]
 
@@ -211,35 +200,35 @@ def refutes(capital: float, level: float) -> bool:
     return capital >= (1 - 1e-9) / (1 - level)  # Below, because of rounding: 1/(1 - .95) is not exactly 20.
 
 
-def stopped_by_width(successes: int, n: int, *, missing: int = 0, level: float = 0.95) -> Interval:
+def stopped_by_width(successes: int, n: int, *, missing: int = 0, level: float = 0.95) -> arrays.Interval:
     """Wilson's interval of a rate whose sampling ends once the interval is narrow enough. Chow and Robbins (1965).
 
     Such a rule looks at the width alone, so an ordinary interval keeps its coverage and needs a third of the samples
     that a confidence sequence of this width takes. `missing` outcomes are in neither: the interval holds whatever they
     would have been.
     """
-    check_counts(successes + missing, n)
-    check_level(level)
+    arrays.check_counts(successes + missing, n)
+    arrays.check_level(level)
     name = "Wilson score at a stop by width"
     if not n:
-        return Interval(0.0, 1.0, level, name)
-    z = normal_quantile(two_sided(level))
+        return arrays.Interval(0.0, 1.0, level, name)
+    z = arrays.normal_quantile(arrays.two_sided(level))
     low, high = (
         wilson_effective(passed / n, n, quantile=z, level=level, method=name)
         for passed in (successes, successes + missing)
     )
-    return Interval(low.low, high.high, level, name)
+    return arrays.Interval(low.low, high.high, level, name)
 
 
-def pairs_decision(differences: Values, *, level: float = 0.95, every: int = 1) -> PairsDecision:
+def pairs_decision(differences: arrays.Values, *, level: float = 0.95, every: int = 1) -> PairsDecision:
     """Look at pairs in the order of the plan and stop at the first look at which the capital reaches 1/(1-level).
 
     `differences` are a - b, from -1 to 1: scores lie between 0 and 1. The first look comes after `every` pairs; what
     follows the last full look is looked at once, at the end.
     """
-    check_level(level)
-    d = as_values(differences, "differences")
-    check_bounds(d, (-1.0, 1.0), "differences")
+    arrays.check_level(level)
+    d = arrays.as_values(differences, "differences")
+    arrays.check_bounds(d, (-1.0, 1.0), "differences")
     looks = _looks(d.size, every)
     seen, e_value = 0, 1.0
     for look, capital in _capitals(d, looks):
@@ -254,12 +243,12 @@ def pairs_decision(differences: Values, *, level: float = 0.95, every: int = 1) 
     return PairsDecision(verdict, seen, wins, losses, e_value, min(1.0, 1 / e_value), interval)
 
 
-def rate_decision(outcomes: Values, *, width: float, level: float = 0.95, every: int = 1) -> RateDecision:
+def rate_decision(outcomes: arrays.Values, *, width: float, level: float = 0.95, every: int = 1) -> RateDecision:
     """Look at outcomes in the order of the plan and stop once Wilson's interval is no wider than `width`."""
-    check_level(level)
+    arrays.check_level(level)
     if not 0 < width < 1:
         raise ConfigurationError(f"the width to stop at must be above 0 and below 1 (got {width})")
-    values = as_values(outcomes, "outcomes")
+    values = arrays.as_values(outcomes, "outcomes")
     if not np.all(np.isin(values, (0.0, 1.0))):
         raise ConfigurationError("early stopping is for pass/fail outcomes: every outcome must be 0 or 1")
     passed = np.cumsum(values)
@@ -280,7 +269,7 @@ def _looks(n: int, every: int) -> NDArray[np.intp]:
     return np.append(looks, np.intp(n)) if n % every else looks
 
 
-def _capitals(differences: FloatArray, looks: NDArray[np.intp]) -> Iterator[tuple[int, float]]:
+def _capitals(differences: arrays.FloatArray, looks: NDArray[np.intp]) -> Iterator[tuple[int, float]]:
     """Yield the number of pairs and the capital against 0 at each look."""
     begin, carried = 0, np.zeros((2, _stakes()[0].size))
     for block in np.array_split(looks, range(_BLOCK, looks.size, _BLOCK)) if looks.size else ():
@@ -291,15 +280,15 @@ def _capitals(differences: FloatArray, looks: NDArray[np.intp]) -> Iterator[tupl
         begin, carried = int(block[-1]), logs[-1]
 
 
-def _log_factors(least: FloatArray, most: FloatArray) -> FloatArray:
+def _log_factors(least: arrays.FloatArray, most: arrays.FloatArray) -> arrays.FloatArray:
     """Return what each number from -1 to 1 makes of the capital against 0, on both sides and at all stakes."""
     stakes = _stakes()[0]
     return np.stack([np.log1p(np.outer(least, stakes)), np.log1p(-np.outer(most, stakes))], axis=1)
 
 
 @lru_cache(maxsize=256)  # Pass/fail outcomes have three differences.
-def _log_factor(least: float, most: float) -> FloatArray:
-    factors: FloatArray = _log_factors(np.asarray([least]), np.asarray([most]))[0]
+def _log_factor(least: float, most: float) -> arrays.FloatArray:
+    factors: arrays.FloatArray = _log_factors(np.asarray([least]), np.asarray([most]))[0]
     return factors
 
 
@@ -310,7 +299,7 @@ def _beside_zero(ends: list[float], centre: float) -> list[float]:
 
 
 @lru_cache(maxsize=1)
-def _stakes() -> tuple[FloatArray, FloatArray]:
+def _stakes() -> tuple[arrays.FloatArray, arrays.FloatArray]:
     """Return stakes from 0 to 1 and their weights, for an even spread; closer to each other towards 0."""
     points, weights = np.polynomial.legendre.leggauss(_POINTS)
     ends = np.append(0.0, 0.5 ** np.arange(_PANELS - 1, -1, -1))
@@ -318,14 +307,14 @@ def _stakes() -> tuple[FloatArray, FloatArray]:
     return (ends[:-1, None] + halves * (1 + points)).ravel(), (halves * weights).ravel()
 
 
-def _totals(logs: FloatArray) -> FloatArray:
+def _totals(logs: arrays.FloatArray) -> arrays.FloatArray:
     """Return the logarithm of the capital over both sides and all stakes."""
     peak = logs.max(axis=(-2, -1), keepdims=True)
     shares = np.exp(logs - peak).sum(axis=-2) @ _stakes()[1]
     return np.asarray(peak[..., 0, 0] + np.log(shares / 2), dtype=np.float64)
 
 
-def _log_product(gains: FloatArray, counts: FloatArray) -> FloatArray:
+def _log_product(gains: arrays.FloatArray, counts: arrays.FloatArray) -> arrays.FloatArray:
     """Return the logarithm of the capital at each stake, given the gain of each number at a stake of 1."""
     logs = np.zeros(_stakes()[0].size)
     for first in range(0, gains.size, _CHUNK):
@@ -334,7 +323,7 @@ def _log_product(gains: FloatArray, counts: FloatArray) -> FloatArray:
     return logs
 
 
-def _counted(values: FloatArray) -> _Counted:
+def _counted(values: arrays.FloatArray) -> _Counted:
     """Return the distinct numbers and how often each occurs."""
     distinct, counts = np.unique(values, return_counts=True)
     return distinct, counts.astype(np.float64)

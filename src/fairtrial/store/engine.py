@@ -10,32 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    DefaultClause,
-    Engine,
-    Table,
-    create_engine,
-    event,
-    inspect,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.schema import CreateColumn
 
-from fairtrial.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    StoreError,
-    StoreFullError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
+from fairtrial import errors
 from fairtrial.store import schema
 from fairtrial.store.bulk import ISOLATION, register_arrays, warn_about_plain_text
 from fairtrial.store.bulk import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
@@ -54,12 +36,12 @@ _POOLED = "pgbouncer"  # A parameter of ours, as in the address of a queue.
 SHORT_WRITE = "fairtrial_short_write"  # A transaction of which no statement takes long.
 
 
-def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
+def sqlite_engine(path: Path, *, read_only: bool = False) -> sa.Engine:
     """Create an engine for an SQLite file. The file is created for its owner only, unless opened read-only."""
     read_only = read_only or (path.is_file() and not os.access(path, os.W_OK))
     if read_only:
         if not path.is_file():
-            raise StoreError(f"there is no store at {path}")
+            raise errors.StoreError(f"there is no store at {path}")
         uri = read_only_uri(path)
     else:
         _create_private(path)
@@ -80,12 +62,12 @@ def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
             raise
         return connection
 
-    engine = create_engine(
+    engine = sa.create_engine(
         "sqlite://", creator=connect, poolclass=QueuePool, pool_size=4, max_overflow=28, hide_parameters=True
     )
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
         # Writers lock at once: upgrading a read transaction can fail without waiting.
         write = connection.get_execution_options().get(WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -114,7 +96,7 @@ def _create_private(path: Path) -> None:
         # Created with private permissions. SQLite gives its auxiliary files the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
-        raise StoreError(f"cannot open the store {path}: {error.strerror}") from None
+        raise errors.StoreError(f"cannot open the store {path}: {error.strerror}") from None
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
@@ -131,21 +113,21 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def postgres_engine(url: str) -> Engine:
+def postgres_engine(url: str) -> sa.Engine:
     """Create an engine for a PostgreSQL database."""
     try:
         import psycopg
     except ImportError:
-        raise MissingExtraError("a store in PostgreSQL", "postgres") from None
+        raise errors.MissingExtraError("a store in PostgreSQL", "postgres") from None
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ConfigurationError("invalid database URL: use postgresql://host/database") from None
+        raise errors.ConfigurationError("invalid database URL: use postgresql://host/database") from None
     _warn_about_plain_text(parsed)
     if parsed.password:
         register_guess(str(parsed.password), "password", "the password of the store's URL")
     register_arrays(psycopg.adapters)
-    engine = create_engine(
+    engine = sa.create_engine(
         parsed.set(drivername="postgresql+psycopg").difference_update_query([_POOLED]),
         pool_pre_ping=True,  # Detects a restarted server before a statement is sent.
         pool_size=4,
@@ -157,13 +139,13 @@ def postgres_engine(url: str) -> Engine:
     return engine
 
 
-def _limit_waits(engine: Engine, given: str) -> None:
+def _limit_waits(engine: sa.Engine, given: str) -> None:
     """Limit how long an answer is waited for, and how long an absent process keeps the locks of a transaction."""
     from fairtrial.store.bulk import ANSWER_MARGIN_SECONDS, BoundedConnection
 
     limited = "statement_timeout" not in given
 
-    @event.listens_for(engine, "do_connect")
+    @sa.event.listens_for(engine, "do_connect")
     def connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> BoundedConnection:
         connection = BoundedConnection.connect(*arguments, **parameters)
         if limited:
@@ -178,8 +160,8 @@ def _limit_waits(engine: Engine, given: str) -> None:
 
     setattr(engine.dialect, "do_ping", do_ping)  # noqa: B010 - a method, for the types
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
         seconds = STATEMENT_TIMEOUT_SECONDS
         if connection.get_execution_options().get(SHORT_WRITE, False):
             seconds = SHORT_WRITE_SECONDS
@@ -191,12 +173,12 @@ def _limit_waits(engine: Engine, given: str) -> None:
             driver.answer_seconds = seconds + ANSWER_MARGIN_SECONDS
 
 
-def postgres_engine_from(connect: Callable[[], Any]) -> Engine:
+def postgres_engine_from(connect: Callable[[], Any]) -> sa.Engine:
     """Create an engine whose connections are opened by a function: those of a queue in the same database."""
     import psycopg
 
     register_arrays(psycopg.adapters)
-    return create_engine(
+    return sa.create_engine(
         "postgresql+psycopg://", creator=connect, pool_pre_ping=True, pool_size=2, max_overflow=2, hide_parameters=True
     )
 
@@ -216,7 +198,7 @@ def _connection_settings(url: URL) -> dict[str, Any]:
     settings = {name: value for name, value in _POSTGRES_SETTINGS.items() if name not in url.query}
     pooled = url.query.get(_POOLED, "false")
     if pooled not in ("true", "false"):
-        raise ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
+        raise errors.ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
     if pooled == "true":
         return {**settings, "prepare_threshold": None}
     given = _given_options(url)
@@ -240,16 +222,16 @@ def translated() -> Iterator[None]:
     except DBAPIError as error:
         message = current().text(str(error.orig).strip())
         if "unsupported startup parameter" in message:
-            raise ConfigurationError(f"{message}\nfor a PgBouncer, add ?pgbouncer=true to the address") from None
+            raise errors.ConfigurationError(f"{message}\nfor a PgBouncer, add ?pgbouncer=true to the address") from None
         if _is_disk_full(error):
-            raise StoreFullError(f"the disk of the store is full: {message}") from None
+            raise errors.StoreFullError(f"the disk of the store is full: {message}") from None
         if error.connection_invalidated or _may_pass(error):
-            raise StoreUnavailableError(f"the store is unavailable: {message}") from None
-        raise StoreError(f"the database reports an error: {message}") from None
+            raise errors.StoreUnavailableError(f"the store is unavailable: {message}") from None
+        raise errors.StoreError(f"the database reports an error: {message}") from None
     except PoolTimeoutError:
-        raise StoreUnavailableError("the store has no free connection; too many are in use at once") from None
+        raise errors.StoreUnavailableError("the store has no free connection; too many are in use at once") from None
     except SQLAlchemyError as error:
-        raise StoreError(f"the database reports an error: {error}") from None
+        raise errors.StoreError(f"the database reports an error: {error}") from None
 
 
 def _may_pass(error: DBAPIError) -> bool:
@@ -268,7 +250,7 @@ def _is_disk_full(error: DBAPIError) -> bool:
     return code in _DISK_FULL
 
 
-def prepare(engine: Engine, address: str, *, create: bool = True) -> int:
+def prepare(engine: sa.Engine, address: str, *, create: bool = True) -> int:
     """Prepare a store for use and return the version of its schema.
 
     Creates the tables of a new store, unless it is read-only. An older store is presented with today's columns and can
@@ -277,7 +259,7 @@ def prepare(engine: Engine, address: str, *, create: bool = True) -> int:
     with translated():
         found = found_version(engine, address)
         if found == 0 and not create:
-            raise StoreError(f"{address} is not a Fairtrial store: it has no table `meta`")
+            raise errors.StoreError(f"{address} is not a Fairtrial store: it has no table `meta`")
         if found == 0:
             migrate(engine, address)
             found = schema.VERSION
@@ -286,17 +268,17 @@ def prepare(engine: Engine, address: str, *, create: bool = True) -> int:
         return found
 
 
-def migrate(engine: Engine, address: str) -> int:
+def migrate(engine: sa.Engine, address: str) -> int:
     """Create the tables, or upgrade an older store; returns the version it had."""
     with translated(), engine.execution_options(**{WRITE: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
         found = _version(connection, address)
         if found == 0:
             schema.metadata.create_all(connection, checkfirst=False)
         else:
             for added in _added_since(found):
-                if isinstance(added, Table):
+                if isinstance(added, sa.Table):
                     added.create(connection)
                 else:
                     column = CreateColumn(added).compile(dialect=connection.dialect)
@@ -307,20 +289,20 @@ def migrate(engine: Engine, address: str) -> int:
     return found
 
 
-def _show_as_current(engine: Engine, found: int) -> None:
+def _show_as_current(engine: sa.Engine, found: int) -> None:
     """Create temporary views over the tables of an older store that add the missing columns.
 
     Both databases resolve names to temporary objects first, so all reading statements work unchanged.
     """
     lacking: dict[str, list[str]] = {}
     for column in _added_since(found):
-        if isinstance(column, Table):
+        if isinstance(column, sa.Table):
             continue
-        default = column.server_default.arg if isinstance(column.server_default, DefaultClause) else "NULL"
+        default = column.server_default.arg if isinstance(column.server_default, sa.DefaultClause) else "NULL"
         kind = column.type.compile(dialect=engine.dialect)
         lacking.setdefault(column.table.name, []).append(f"CAST({default} AS {kind}) AS {column.name}")
 
-    @event.listens_for(engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def cover(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         if engine.dialect.name == "postgresql":
@@ -338,34 +320,34 @@ def _show_as_current(engine: Engine, found: int) -> None:
     engine.dispose()  # Existing connections do not have the views.
 
 
-def _added_since(found: int) -> Iterator[Table | Column[Any]]:
+def _added_since(found: int) -> Iterator[sa.Table | sa.Column[Any]]:
     for version in range(found + 1, schema.VERSION + 1):
         yield from schema.ADDED[version]
 
 
-def found_version(engine: Engine, address: str) -> int:
+def found_version(engine: sa.Engine, address: str) -> int:
     """Return the version of a store's schema; 0 if it has no tables of ours yet."""
     with engine.begin() as connection:
         return _version(connection, address)
 
 
-def _version(connection: Connection, address: str) -> int:
-    tables = set(inspect(connection).get_table_names())
+def _version(connection: sa.Connection, address: str) -> int:
+    tables = set(sa.inspect(connection).get_table_names())
     if schema.meta.name not in tables:
         taken = tables & set(schema.metadata.tables)
         if taken:
-            raise StoreError(f"{address} has tables of other programs with the names {', '.join(sorted(taken))}")
+            raise errors.StoreError(f"{address} has tables of other programs with the names {', '.join(sorted(taken))}")
         return 0
-    found = connection.execute(select(schema.meta.c.value).where(schema.meta.c.name == "schema")).scalar()
+    found = connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.name == "schema")).scalar()
     if not isinstance(found, str) or not found.isdecimal() or len(found) > 9:
-        raise StoreError(f"{address} has a table `meta` that is not of a Fairtrial store")
+        raise errors.StoreError(f"{address} has a table `meta` that is not of a Fairtrial store")
     if int(found) > schema.VERSION:
-        raise StoreVersionError(
+        raise errors.StoreVersionError(
             f"{address} was written by a newer Fairtrial: it has schema {found}, this version supports up to "
             f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
         )
     if int(found) + 1 < min(schema.ADDED, default=schema.VERSION + 1):
-        raise StoreVersionError(
+        raise errors.StoreVersionError(
             f"{address} was written before the first release of Fairtrial: it has schema {found}, which cannot be "
             "read. Open another store."
         )

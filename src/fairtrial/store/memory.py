@@ -20,19 +20,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
-from fairtrial.store.protocol import (
-    NO_SAMPLES,
-    Committed,
-    Label,
-    MetricTotals,
-    RunOwner,
-    RunRecord,
-    RunStatus,
-    RunStore,
-    ScoreRow,
-    Totals,
-    TrialPreview,
-)
+from fairtrial.store import protocol
 from fairtrial.store.records import (
     READ_PREVIEW,
     StoreSource,
@@ -77,17 +65,17 @@ from fairtrial.trials.result import EvalResult, Outcome
 _COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}
 _READ = tuple(_COLUMN[name] for name in READ_RESULT)
 _SCORES = tuple(_COLUMN[name] for name in READ_SCORES)
-_NO_OWNER = RunOwner(None, 0, None, None)
+_NO_OWNER = protocol.RunOwner(None, 0, None, None)
 
 
 @dataclass(slots=True)
 class _StoredRun:
     values: dict[str, Any]
-    record: RunRecord
+    record: protocol.RunRecord
     entries: dict[int, Entry] = field(default_factory=dict)
     samples: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     labels: list[dict[str, Any]] = field(default_factory=list)
-    owner: RunOwner = _NO_OWNER
+    owner: protocol.RunOwner = _NO_OWNER
 
     def ordered(self) -> list[Entry]:
         return [self.entries[ordinal] for ordinal in sorted(self.entries)]
@@ -96,7 +84,7 @@ class _StoredRun:
         return restored_text(self.samples[self.record.split(ordinal)[0]][1])
 
 
-class MemoryStore(RunStore):
+class MemoryStore(protocol.RunStore):
     """A store that lasts as long as the process. It keeps the same rows as a database, redacted in the same way."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -127,7 +115,7 @@ class MemoryStore(RunStore):
         except KeyError:
             raise UnknownRunError(f"the store in memory has no run {run_id!r}") from None
 
-    def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
+    def create_run(self, run: protocol.RunRecord, *, latest: int | None = None) -> protocol.RunRecord:
         """Keep a new run; gives it its number. A run_id that exists already is an error."""
         check_plan(run)
         with self._lock:
@@ -143,13 +131,13 @@ class MemoryStore(RunStore):
             self._runs[run.run_id] = _StoredRun(values, read_run(values))
         return kept
 
-    def get_run(self, run_id: str) -> RunRecord:
+    def get_run(self, run_id: str) -> protocol.RunRecord:
         """One run. Raises `UnknownRunError`."""
         return self._run(run_id).record
 
     def runs(
-        self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
-    ) -> list[RunRecord]:
+        self, *, suite: str | None = None, status: protocol.RunStatus | None = None, limit: int | None = None
+    ) -> list[protocol.RunRecord]:
         """Runs, newest first."""
         with self._lock:
             self._open()
@@ -165,7 +153,7 @@ class MemoryStore(RunStore):
         self,
         run_id: str,
         *,
-        status: RunStatus | None = None,
+        status: protocol.RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
         identity: Mapping[str, JSON] | None = None,
@@ -187,19 +175,19 @@ class MemoryStore(RunStore):
                 run.values["identity"] = dumps(identity)
             run.record = read_run(run.values)
 
-    def run_owner(self, run_id: str) -> RunOwner:
+    def run_owner(self, run_id: str) -> protocol.RunOwner:
         """Return which process executes a run."""
         found = self._run(run_id).owner
         at = found.heartbeat_at
         return found if at is None else found._replace(age_seconds=self._clock.monotonic() - at)
 
-    def acquire_run(self, run_id: str, owner: str, seen: RunOwner) -> int | None:
+    def acquire_run(self, run_id: str, owner: str, seen: protocol.RunOwner) -> int | None:
         """Make `owner` the owner of a run, if nothing has changed since `seen` was read (compare-and-swap)."""
         with self._lock:
             run = self._run(run_id)
             if (run.owner.epoch, run.owner.heartbeat_at) != (seen.epoch, seen.heartbeat_at):
                 return None
-            run.owner = RunOwner(owner, seen.epoch + 1, self._clock.monotonic(), None)
+            run.owner = protocol.RunOwner(owner, seen.epoch + 1, self._clock.monotonic(), None)
             return run.owner.epoch
 
     def renew_run(self, run_id: str, epoch: int) -> None:
@@ -214,7 +202,7 @@ class MemoryStore(RunStore):
         with self._lock:
             run = self._run(run_id)
             if run.owner.epoch == epoch:
-                run.owner = RunOwner(None, epoch, None, None)
+                run.owner = protocol.RunOwner(None, epoch, None, None)
 
     def delete_run(self, run_id: str) -> None:
         """Forget a run with its results, transcripts, labels and samples."""
@@ -226,10 +214,10 @@ class MemoryStore(RunStore):
         self,
         run_id: str,
         results: Sequence[EvalResult],
-        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
+        samples: Mapping[int, Sample[Any, Any]] = protocol.NO_SAMPLES,
         *,
         epoch: int | None = None,
-    ) -> Committed:
+    ) -> protocol.Committed:
         """Keep results, with the samples they belong to."""
         redactor = current()
         refused: list[tuple[TrialKey, str]] = []
@@ -273,7 +261,7 @@ class MemoryStore(RunStore):
             if revised:
                 run.values["revision"] = new_revision()
                 run.record = replace(run.record, revision=run.values["revision"])
-        return Committed(new, duplicate, tuple(refused), tuple(unstorable))
+        return protocol.Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
     def _check_sample(self, run: _StoredRun, entry: Entry, sample_id: str) -> None:
         known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None, None))
@@ -351,14 +339,14 @@ class MemoryStore(RunStore):
             for entry in [entry for entry in entries if wanted(entry)][:limit]
         )
 
-    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[TrialPreview]:
+    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[protocol.TrialPreview]:
         """Previews of the stored trials with these ordinals, in this order."""
         with self._lock:
             run = self._run(run_id)
             entries = [run.entries[ordinal] for ordinal in ordinals if ordinal in run.entries]
         return [_preview(entry, run.samples[entry.sample], size) for entry in entries]
 
-    def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
+    def scores(self, run_id: str, *, experiment: str) -> Iterator[protocol.ScoreRow]:
         """The numbers of an experiment's results in plan order."""
         with self._lock:
             run = self._run(run_id)
@@ -367,7 +355,7 @@ class MemoryStore(RunStore):
         wanted = [entry.row for entry in entries if entry.row[_COLUMN["experiment"]] == column]
         return read_scores([[row[place] for place in _SCORES] for row in wanted])
 
-    def totals(self, run_id: str) -> list[Totals]:
+    def totals(self, run_id: str) -> list[protocol.Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
         with self._lock:
             run = self._run(run_id)
@@ -380,7 +368,7 @@ class MemoryStore(RunStore):
             _add_samples(run.record, places)
         return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
 
-    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
+    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, protocol.MetricTotals]]:
         """Experiment -> metric -> its figures over scored trials, in the order in which metrics first occur."""
         with self._lock:
             run = self._run(run_id)
@@ -392,7 +380,7 @@ class MemoryStore(RunStore):
                 sums.add(entry.key.experiment, read_metrics(metrics), entry.row[_COLUMN["verdicts"]])
         return sums.totals()
 
-    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
+    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, protocol.Totals]]:
         """Totals per experiment and per value of a metadata key of the samples."""
         with self._lock:
             run = self._run(run_id)
@@ -479,7 +467,7 @@ class MemoryStore(RunStore):
         except KeyError:
             raise StoreError(f"the store in memory has no blob {sha256}") from None
 
-    def label(self, label: Label) -> None:
+    def label(self, label: protocol.Label) -> None:
         """Add what a person said about a trial; a label without a time gets the present one."""
         values = label_values(label, self._clock.time(), current())
         with self._lock:
@@ -487,7 +475,7 @@ class MemoryStore(RunStore):
             experiment_index(run.record, label.key.experiment)
             run.labels.append(values)
 
-    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
+    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[protocol.Label]:
         """Labels of a run, oldest first."""
         wanted = None if name is None else escape_text(name)
         with self._lock:
@@ -495,7 +483,7 @@ class MemoryStore(RunStore):
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
 
 
-def _add_samples(run: RunRecord, places: Iterable[tuple[TotalsBuilder, Entry]]) -> None:
+def _add_samples(run: protocol.RunRecord, places: Iterable[tuple[TotalsBuilder, Entry]]) -> None:
     """Add what the trials of each sample have together to the tallies in which they are."""
     sums: dict[TotalsBuilder, SampleSums] = {}
     within = analysed_samples(run)
@@ -509,7 +497,7 @@ def _add_samples(run: RunRecord, places: Iterable[tuple[TotalsBuilder, Entry]]) 
         tally.add_samples(*found.shares())
 
 
-def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> TrialPreview:
+def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> protocol.TrialPreview:
     error, reason, _score, _metadata, output = (None,) * 5 if entry.detail is None else entry.detail[3:8]
     numbers = [entry.row[_COLUMN[name]] for name in READ_PREVIEW]
     return read_preview((*numbers, *sample[1:4], output, error, reason, sample[4]), size)

@@ -9,21 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Integer,
-    Select,
-    Text,
-    and_,
-    case,
-    cast,
-    func,
-    literal,
-    or_,
-    select,
-)
+import sqlalchemy as sa
 
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.protocol import RunRecord, Totals
@@ -34,38 +20,40 @@ from fairtrial.trials.figures import AMOUNTS, COUNTS
 DETAILS = ("ordinal", "value", *AMOUNTS, "reward", "metrics", "verdicts")
 """The columns of `NumberStore.result_details`, in this order."""
 
-_TIMED = case((results.c.timed == 1, results.c.latency_ms), else_=-1)  # -1: a warm-up.
+_TIMED = sa.case((results.c.timed == 1, results.c.latency_ms), else_=-1)  # -1: a warm-up.
 _SMALL = {
     "ordinal": results.c.ordinal,
     "outcome": results.c.outcome,
-    "passed": func.coalesce(results.c.passed, -1),  # -1: no verdict.
+    "passed": sa.func.coalesce(results.c.passed, -1),  # -1: no verdict.
     **{name: _TIMED if name == "latency_ms" else results.c[name] for name in COUNTS},
     "attempt": results.c.attempt,
-    "value": cast(func.coalesce(results.c.value, -1.0), Integer),  # -1: no score. Cut off at the point.
+    "value": sa.cast(sa.func.coalesce(results.c.value, -1.0), sa.Integer),  # -1: no score. Cut off at the point.
     "started_at": results.c.started_at,
 }
-_TEXTS = tuple(func.aggregate_strings(cast(column, Text), ",") for column in _SMALL.values())
-_DETAILED = or_(
-    results.c.value != cast(results.c.value, Integer),
+_TEXTS = tuple(sa.func.aggregate_strings(sa.cast(column, sa.Text), ",") for column in _SMALL.values())
+_DETAILED = sa.or_(
+    results.c.value != sa.cast(results.c.value, sa.Integer),
     *(results.c[name].is_not(None) for name in AMOUNTS),
     results.c.reward.is_not(None),
     results.c.metrics.is_not(None),
 )
-_SAMPLE_TEXTS = select(
-    func.count(),
-    func.count(samples.c.input),
-    func.count().filter(samples.c.metadata != "{}"),
-    func.aggregate_strings(cast(samples.c.ordinal, Text), ","),
-    func.aggregate_strings(samples.c.id, ""),
-    func.aggregate_strings(cast(func.length(samples.c.id), Text), ","),
-    func.aggregate_strings(cast(func.coalesce(samples.c.input_hash, literal(UNKNOWN, BigInteger)), Text), ","),
+_SAMPLE_TEXTS = sa.select(
+    sa.func.count(),
+    sa.func.count(samples.c.input),
+    sa.func.count().filter(samples.c.metadata != "{}"),
+    sa.func.aggregate_strings(sa.cast(samples.c.ordinal, sa.Text), ","),
+    sa.func.aggregate_strings(samples.c.id, ""),
+    sa.func.aggregate_strings(sa.cast(sa.func.length(samples.c.id), sa.Text), ","),
+    sa.func.aggregate_strings(
+        sa.cast(sa.func.coalesce(samples.c.input_hash, sa.literal(UNKNOWN, sa.BigInteger)), sa.Text), ","
+    ),
 )
-_STATE = select(func.count(), func.count().filter(results.c.outcome == SCORED), func.sum(results.c.attempt))
+_STATE = sa.select(sa.func.count(), sa.func.count().filter(results.c.outcome == SCORED), sa.func.sum(results.c.attempt))
 
-_PROGRESS = select(
-    func.count(),
-    func.count().filter(results.c.outcome == SCORED),
-    func.sum(results.c.input_tokens + results.c.output_tokens),
+_PROGRESS = sa.select(
+    sa.func.count(),
+    sa.func.count().filter(results.c.outcome == SCORED),
+    sa.func.sum(results.c.input_tokens + results.c.output_tokens),
 )
 
 
@@ -173,19 +161,19 @@ class NumberStore(Protocol):
         ...
 
 
-def progress(connection: Connection, number: int) -> StoredProgress:
+def progress(connection: sa.Connection, number: int) -> StoredProgress:
     """Return how far a run is: one scan, without groups."""
     stored, scored, tokens = connection.execute(_PROGRESS.where(results.c.run == number)).one()
     return StoredProgress(stored, stored - scored, int(tokens or 0))
 
 
-def highest_ordinal(connection: Connection, number: int) -> int:
+def highest_ordinal(connection: sa.Connection, number: int) -> int:
     """Return the highest ordinal with a stored result; -1 if there is none."""
-    found = connection.execute(select(func.max(results.c.ordinal)).where(results.c.run == number)).scalar()
+    found = connection.execute(sa.select(sa.func.max(results.c.ordinal)).where(results.c.run == number)).scalar()
     return -1 if found is None else int(found)
 
 
-def block_states(connection: Connection, number: int, size: int, first: int) -> tuple[dict[int, BlockState], int]:
+def block_states(connection: sa.Connection, number: int, size: int, first: int) -> tuple[dict[int, BlockState], int]:
     """Return the state of each block of `size` ordinals from block `first` on, and the highest stored ordinal."""
     highest = highest_ordinal(connection, number)
     states: dict[int, BlockState] = {}
@@ -198,55 +186,55 @@ def block_states(connection: Connection, number: int, size: int, first: int) -> 
     return states, highest
 
 
-def _between(number: int, first: int, end: int) -> ColumnElement[bool]:
-    return and_(results.c.run == number, results.c.ordinal >= first, results.c.ordinal < end)
+def _between(number: int, first: int, end: int) -> sa.ColumnElement[bool]:
+    return sa.and_(results.c.run == number, results.c.ordinal >= first, results.c.ordinal < end)
 
 
-def result_numbers(connection: Connection, number: int, first: int, end: int) -> NumberTexts | None:
+def result_numbers(connection: sa.Connection, number: int, first: int, end: int) -> NumberTexts | None:
     """Return the numbers of the results with these ordinals; None if there are none."""
-    query = select(func.count().filter(_DETAILED), *_TEXTS).where(_between(number, first, end))
+    query = sa.select(sa.func.count().filter(_DETAILED), *_TEXTS).where(_between(number, first, end))
     detailed, *texts = connection.execute(query).one()
     return None if texts[0] is None else NumberTexts(detailed, dict(zip(_SMALL, texts, strict=True)))
 
 
-def result_details(connection: Connection, number: int, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+def result_details(connection: sa.Connection, number: int, first: int, end: int) -> Sequence[tuple[Any, ...]]:
     """Return the details of the results with these ordinals."""
     columns = (results.c[name] for name in DETAILS)
-    return fetch(connection, select(*columns).where(_between(number, first, end)).order_by(results.c.ordinal))
+    return fetch(connection, sa.select(*columns).where(_between(number, first, end)).order_by(results.c.ordinal))
 
 
-def sample_state(connection: Connection, dataset: Any) -> SampleState:
+def sample_state(connection: sa.Connection, dataset: Any) -> SampleState:
     """Return how much of a dataset is stored."""
-    query = select(func.count(), func.count(samples.c.input)).where(samples.c.dataset == dataset)
+    query = sa.select(sa.func.count(), sa.func.count(samples.c.input)).where(samples.c.dataset == dataset)
     known, with_input = connection.execute(query).one()
     return SampleState(known, with_input)
 
 
-def highest_sample(connection: Connection, dataset: Any) -> int:
+def highest_sample(connection: sa.Connection, dataset: Any) -> int:
     """Return the highest ordinal of a known sample; -1 if there is none."""
-    found = connection.execute(select(func.max(samples.c.ordinal)).where(samples.c.dataset == dataset)).scalar()
+    found = connection.execute(sa.select(sa.func.max(samples.c.ordinal)).where(samples.c.dataset == dataset)).scalar()
     return -1 if found is None else int(found)
 
 
-def _samples(dataset: Any, first: int, end: int) -> ColumnElement[bool]:
-    return and_(samples.c.dataset == dataset, samples.c.ordinal >= first, samples.c.ordinal < end)
+def _samples(dataset: Any, first: int, end: int) -> sa.ColumnElement[bool]:
+    return sa.and_(samples.c.dataset == dataset, samples.c.ordinal >= first, samples.c.ordinal < end)
 
 
-def sample_texts(connection: Connection, dataset: Any, first: int, end: int) -> SampleTexts | None:
+def sample_texts(connection: sa.Connection, dataset: Any, first: int, end: int) -> SampleTexts | None:
     """Return facts of the known samples with these ordinals; None if there are none."""
     found = connection.execute(_SAMPLE_TEXTS.where(_samples(dataset, first, end))).one()
     return SampleTexts(*found) if found[0] else None
 
 
-def sample_rows(connection: Connection, dataset: Any, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+def sample_rows(connection: sa.Connection, dataset: Any, first: int, end: int) -> Sequence[tuple[Any, ...]]:
     """Return the facts of the known samples with these ordinals."""
-    query = select(
+    query = sa.select(
         samples.c.ordinal, samples.c.id, samples.c.metadata, samples.c.input_hash, samples.c.input.is_not(None)
     )
     return fetch(connection, query.where(_samples(dataset, first, end)).order_by(samples.c.ordinal))
 
 
-def fetch(connection: Connection, query: Select[Any]) -> Sequence[tuple[Any, ...]]:
+def fetch(connection: sa.Connection, query: sa.Select[Any]) -> Sequence[tuple[Any, ...]]:
     """Return the rows of a query as the driver returns them, which takes half the time of SQLAlchemy's rows."""
     cursor: Any = connection.execute(query).cursor
     found: Sequence[tuple[Any, ...]] = cursor.fetchall()

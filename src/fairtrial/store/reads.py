@@ -8,16 +8,7 @@ from itertools import batched
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    Select,
-    and_,
-    case,
-    func,
-    select,
-)
+import sqlalchemy as sa
 
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY
@@ -27,30 +18,11 @@ from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import StoreError, UnknownRunError
-from fairtrial.store import numbers
+from fairtrial.store import numbers, protocol, records
 from fairtrial.store import totals as aggregates
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
 from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts, StoredProgress
-from fairtrial.store.protocol import (
-    Label,
-    MetricTotals,
-    RunRecord,
-    RunStatus,
-    RunStore,
-    ScoreRow,
-    Totals,
-    TrialPreview,
-)
-from fairtrial.store.records import (
-    MAX_METADATA,
-    READ_PREVIEW,
-    StoreSource,
-    experiment_index,
-    read_label,
-    read_preview,
-    read_run,
-)
 from fairtrial.store.rows import (
     NOT_RUN,
     OUTCOMES,
@@ -77,10 +49,10 @@ _WIDTH = len(READ_RESULT)
 _TOO_LONG = "[]"  # Instead of metadata that is too long for a preview.
 
 
-class SqlReads(RunStore):
+class SqlReads(protocol.RunStore):
     """The reading operations of an SQL store."""
 
-    def __init__(self, engine: Engine, address: str) -> None:
+    def __init__(self, engine: sa.Engine, address: str) -> None:
         self._engine = engine
         self._address = address
         self._closed = False
@@ -89,44 +61,44 @@ class SqlReads(RunStore):
         return f"<{type(self).__name__} {self._address}>"
 
     @contextmanager
-    def _read(self) -> Iterator[Connection]:
+    def _read(self) -> Iterator[sa.Connection]:
         if self._closed:
             raise StoreError(f"the store {self._address} is closed")
         with translated(), self._engine.begin() as connection:
             yield connection
 
-    def _find(self, connection: Connection, run_id: str) -> tuple[int, RunRecord]:
-        found = connection.execute(select(runs).where(runs.c.run_id == escape_text(run_id))).mappings().first()
+    def _find(self, connection: sa.Connection, run_id: str) -> tuple[int, protocol.RunRecord]:
+        found = connection.execute(sa.select(runs).where(runs.c.run_id == escape_text(run_id))).mappings().first()
         if found is None:
             raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
-        return found["id"], read_run(dict(found))
+        return found["id"], records.read_run(dict(found))
 
-    def _run(self, run_id: str) -> tuple[int, RunRecord]:
+    def _run(self, run_id: str) -> tuple[int, protocol.RunRecord]:
         with self._read() as connection:
             return self._find(connection, run_id)
 
-    def get_run(self, run_id: str) -> RunRecord:
+    def get_run(self, run_id: str) -> protocol.RunRecord:
         """Return a run. Raises `UnknownRunError`."""
         return self._run(run_id)[1]
 
     def runs(
-        self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
-    ) -> list[RunRecord]:
+        self, *, suite: str | None = None, status: protocol.RunStatus | None = None, limit: int | None = None
+    ) -> list[protocol.RunRecord]:
         """Return the runs, newest first."""
-        query = select(runs).order_by(runs.c.id.desc()).limit(limit)
+        query = sa.select(runs).order_by(runs.c.id.desc()).limit(limit)
         if suite is not None:
             query = query.where(runs.c.suite == escape_text(suite))
         if status is not None:
             query = query.where(runs.c.status == status)
         with self._read() as connection:
-            return [read_run(dict(found)) for found in connection.execute(query).mappings()]
+            return [records.read_run(dict(found)) for found in connection.execute(query).mappings()]
 
     def codes(self, run_id: str) -> Sequence[int]:
         """Return the indexes of the code versions that the stored results come from, ascending."""
         number, _run = self._run(run_id)
-        ours = and_(results.c.run == number, results.c.outcome != NOT_RUN)
+        ours = sa.and_(results.c.run == number, results.c.outcome != NOT_RUN)
         with self._read() as connection:
-            return sorted(connection.execute(select(results.c.code).where(ours).distinct()).scalars())
+            return sorted(connection.execute(sa.select(results.c.code).where(ours).distinct()).scalars())
 
     def done(self, run_id: str) -> bytearray:
         """Return the bitmap of ordinals with a stored result other than not_run: bit i of byte i//8."""
@@ -135,33 +107,33 @@ class SqlReads(RunStore):
         with self._read() as connection:
             for start in range(0, run.planned, _BLOCK):
                 end = min(start + _BLOCK, run.planned)
-                ours = and_(
+                ours = sa.and_(
                     results.c.run == number,
                     results.c.ordinal >= start,
                     results.c.ordinal < end,
                     results.c.outcome != NOT_RUN,
                 )
-                count = connection.execute(select(func.count()).select_from(results).where(ours)).scalar_one()
+                count = connection.execute(sa.select(sa.func.count()).select_from(results).where(ours)).scalar_one()
                 # Nearly all blocks are complete, which a count shows.
                 if count == end - start and end % 8 == 0:
                     bits[start // 8 : end // 8] = b"\xff" * ((end - start) // 8)
                 elif count:
-                    for (ordinal,) in connection.execute(select(results.c.ordinal).where(ours)):
+                    for (ordinal,) in connection.execute(sa.select(results.c.ordinal).where(ours)):
                         bits[ordinal >> 3] |= 1 << (ordinal & 7)
         return bits
 
     def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
         """Yield the ordinals stored with one of these outcomes, ascending."""
         number, _run = self._run(run_id)
-        query = select(results.c.ordinal).where(
+        query = sa.select(results.c.ordinal).where(
             results.c.run == number, results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes])
         )
         return (ordinal for (ordinal,) in self._pages(query, results.c.ordinal, _SLIM_PAGE))
 
     def _pages(
         self,
-        query: Select[Any],
-        ordinal: ColumnElement[int],
+        query: sa.Select[Any],
+        ordinal: sa.ColumnElement[int],
         size: int,
         *,
         after: int = -1,
@@ -195,7 +167,7 @@ class SqlReads(RunStore):
         """Yield results in plan order; `after` is an ordinal, for paging. `ordinals` selects a few trials."""
         number, run = self._run(run_id)
         query = _result_query(number, outputs=outputs, snapshots=snapshots)
-        chosen = None if experiment is None else experiment_index(run, experiment)
+        chosen = None if experiment is None else records.experiment_index(run, experiment)
         if chosen is not None:
             query = query.where(results.c.experiment == chosen)
         if outcomes is not None:
@@ -208,7 +180,7 @@ class SqlReads(RunStore):
             rows = self._pages(query, results.c.ordinal, _PAGE, after=after, limit=limit)
         else:
             rows = self._picked(query, run, self._places(number, sample_ids), chosen, after, limit)
-        source = StoreSource(self, run)
+        source = records.StoreSource(self, run)
         return (
             read_result(
                 run,
@@ -226,15 +198,17 @@ class SqlReads(RunStore):
         places: list[int] = []
         for some in batched(sample_ids, 500):
             wanted = [stored_id(sample_id) for sample_id in some]
-            query = select(samples.c.ordinal).where(samples.c.dataset == dataset_of(number), samples.c.id.in_(wanted))
+            query = sa.select(samples.c.ordinal).where(
+                samples.c.dataset == dataset_of(number), samples.c.id.in_(wanted)
+            )
             with self._read() as connection:
                 places.extend(connection.execute(query).scalars())
         return sorted(set(places))
 
     def _picked(
         self,
-        query: Select[Any],
-        run: RunRecord,
+        query: sa.Select[Any],
+        run: protocol.RunRecord,
         places: list[int],
         experiment: int | None,
         after: int,
@@ -255,35 +229,35 @@ class SqlReads(RunStore):
             if limit is not None:
                 limit -= len(found)
 
-    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[TrialPreview]:
+    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[protocol.TrialPreview]:
         """Return previews of the stored trials with these ordinals, in this order."""
-        found: dict[int, TrialPreview] = {}
+        found: dict[int, protocol.TrialPreview] = {}
         with self._read() as connection:
             number, _run = self._find(connection, run_id)
             for some in batched(ordinals, _PAGE):
                 query = _preview_query(number, size).where(results.c.ordinal.in_(some))
-                found |= {row[0]: read_preview(row, size) for row in connection.execute(query)}
+                found |= {row[0]: records.read_preview(row, size) for row in connection.execute(query)}
         return [found[ordinal] for ordinal in ordinals if ordinal in found]
 
-    def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
+    def scores(self, run_id: str, *, experiment: str) -> Iterator[protocol.ScoreRow]:
         """Yield the numbers of an experiment's results in plan order."""
         number, run = self._run(run_id)
-        query = select(*(results.c[name] for name in READ_SCORES)).where(
-            results.c.run == number, results.c.experiment == experiment_index(run, experiment)
+        query = sa.select(*(results.c[name] for name in READ_SCORES)).where(
+            results.c.run == number, results.c.experiment == records.experiment_index(run, experiment)
         )
         pages = batched(self._pages(query, results.c.ordinal, _SLIM_PAGE), _SLIM_PAGE)
         return (row for page in pages for row in read_scores(page))
 
-    def totals(self, run_id: str) -> list[Totals]:
+    def totals(self, run_id: str) -> list[protocol.Totals]:
         """Return the sums per experiment, in the order of the run's experiments; one for each, even without results."""
         with self._read() as connection:
             number, run = self._find(connection, run_id)
             return aggregates.totals(connection, number, run)
 
-    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
+    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, protocol.MetricTotals]]:
         """Return experiment -> metric -> its totals over scored trials, in the order of first occurrence."""
         number, run = self._run(run_id)
-        query = select(results.c.ordinal, results.c.experiment, results.c.metrics, results.c.verdicts).where(
+        query = sa.select(results.c.ordinal, results.c.experiment, results.c.metrics, results.c.verdicts).where(
             results.c.run == number, results.c.outcome == SCORED, results.c.metrics.is_not(None)
         )
         sums = MetricSums()
@@ -291,7 +265,7 @@ class SqlReads(RunStore):
             sums.add(run.experiments[experiment], read_metrics(metrics), verdicts)
         return sums.totals()
 
-    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
+    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, protocol.Totals]]:
         """Return totals per experiment and per value of a metadata key of the samples."""
         with self._read() as connection:
             number, run = self._find(connection, run_id)
@@ -299,7 +273,7 @@ class SqlReads(RunStore):
 
     def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
         """Return a stored sample, as plain JSON values."""
-        query = select(samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata)
+        query = sa.select(samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata)
         with self._read() as connection:
             number, _run = self._find(connection, run_id)
             found = connection.execute(
@@ -312,15 +286,15 @@ class SqlReads(RunStore):
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
         """Yield the stored samples with their ordinals, ascending."""
         number, _run = self._run(run_id)
-        query = select(samples.c.ordinal, samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata).where(
-            samples.c.dataset == dataset_of(number), samples.c.input.is_not(None)
-        )
+        query = sa.select(
+            samples.c.ordinal, samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata
+        ).where(samples.c.dataset == dataset_of(number), samples.c.input.is_not(None))
         return ((row[0], read_sample(*row[1:])) for row in self._pages(query, samples.c.ordinal, _PAGE, after=after))
 
     def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
         """Yield (ordinal, id, values of these metadata keys) of the known samples, ascending."""
         number, _run = self._run(run_id)
-        query = select(samples.c.ordinal, samples.c.id, samples.c.metadata).where(
+        query = sa.select(samples.c.ordinal, samples.c.id, samples.c.metadata).where(
             samples.c.dataset == dataset_of(number)
         )
         facts = facts_reader(keys)
@@ -332,9 +306,11 @@ class SqlReads(RunStore):
     def repeated_inputs(self, run_id: str) -> Sequence[tuple[int, int]]:
         """Yield (ordinal, hash of the input) of the known samples whose input is not unique, ascending."""
         number, _run = self._run(run_id)
-        here = and_(samples.c.dataset == dataset_of(number), samples.c.input_hash.is_not(None))
-        repeated = select(samples.c.input_hash).where(here).group_by(samples.c.input_hash).having(func.count() > 1)
-        query = select(samples.c.ordinal, samples.c.input_hash).where(here, samples.c.input_hash.in_(repeated))
+        here = sa.and_(samples.c.dataset == dataset_of(number), samples.c.input_hash.is_not(None))
+        repeated = (
+            sa.select(samples.c.input_hash).where(here).group_by(samples.c.input_hash).having(sa.func.count() > 1)
+        )
+        query = sa.select(samples.c.ordinal, samples.c.input_hash).where(here, samples.c.input_hash.in_(repeated))
         with self._read() as connection:
             if connection.execute(repeated.limit(1)).first() is None:  # The usual case, at half the cost.
                 return []
@@ -343,8 +319,8 @@ class SqlReads(RunStore):
     def sample_hashes(self, run_id: str) -> Iterator[tuple[int, int, int]]:
         """Yield (ordinal, hash of the input, hash of the expected value) of the known samples, ascending."""
         number, _run = self._run(run_id)
-        content = case((samples.c.input_hash.is_(None), samples.c.input))  # Long inputs are not read.
-        query = select(samples.c.ordinal, samples.c.input_hash, content, samples.c.expected)
+        content = sa.case((samples.c.input_hash.is_(None), samples.c.input))  # Long inputs are not read.
+        query = sa.select(samples.c.ordinal, samples.c.input_hash, content, samples.c.expected)
         query = query.where(samples.c.dataset == dataset_of(number))
         return (
             (ordinal, *sample_hashes(*texts)) for ordinal, *texts in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
@@ -412,7 +388,7 @@ class SqlReads(RunStore):
         with self._read() as connection:
             number, _run = self._find(connection, run_id)
             found = connection.execute(
-                select(details.c.transcript)
+                sa.select(details.c.transcript)
                 .select_from(_with_details())
                 .where(results.c.run == number, results.c.ordinal == ordinal)
             ).first()
@@ -423,20 +399,20 @@ class SqlReads(RunStore):
     def get_blob(self, sha256: str) -> bytes:
         """Return bytes by hash. Raises `StoreError` if absent."""
         with self._read() as connection:
-            data = connection.execute(select(blobs.c.data).where(blobs.c.sha256 == sha256)).scalar()
+            data = connection.execute(sa.select(blobs.c.data).where(blobs.c.sha256 == sha256)).scalar()
         if data is None:
             raise StoreError(f"the store {self._address} has no blob {sha256}")
         return decompress(data)
 
-    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
+    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[protocol.Label]:
         """Return the labels of a run, oldest first."""
         number, _run = self._run(run_id)
-        query = select(labels.c.id, labels).where(labels.c.run == number)
+        query = sa.select(labels.c.id, labels).where(labels.c.run == number)
         if name is not None:
             query = query.where(labels.c.name == escape_text(name))
         names = ("id", *labels.c.keys())
         return (
-            read_label(run_id, dict(zip(names, row, strict=True)))
+            records.read_label(run_id, dict(zip(names, row, strict=True)))
             for row in self._pages(query, labels.c.id, _PAGE, after=0)
         )
 
@@ -444,7 +420,7 @@ class SqlReads(RunStore):
 def _with_details() -> Any:
     return results.outerjoin(
         details,
-        and_(
+        sa.and_(
             details.c.run == results.c.run,
             details.c.ordinal == results.c.ordinal,
             details.c.execution == results.c.execution,
@@ -452,32 +428,34 @@ def _with_details() -> Any:
     )
 
 
-def _preview_query(number: int, size: int) -> Select[Any]:
+def _preview_query(number: int, size: int) -> sa.Select[Any]:
     texts = (samples.c.input, samples.c.expected, details.c.output, details.c.error, details.c.reason)
-    short_metadata = case((func.length(samples.c.metadata) <= MAX_METADATA, samples.c.metadata), else_=_TOO_LONG)
+    short_metadata = sa.case(
+        (sa.func.length(samples.c.metadata) <= records.MAX_METADATA, samples.c.metadata), else_=_TOO_LONG
+    )
     joined = _with_details().outerjoin(
-        samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
     return (
-        select(
-            *(results.c[name] for name in READ_PREVIEW),
+        sa.select(
+            *(results.c[name] for name in records.READ_PREVIEW),
             samples.c.id,
             # A character may take six in JSON.
-            *(func.substr(text, 1, 6 * size + 2) for text in texts),
-            case((samples.c.metadata.is_(None), None), else_=short_metadata),
+            *(sa.func.substr(text, 1, 6 * size + 2) for text in texts),
+            sa.case((samples.c.metadata.is_(None), None), else_=short_metadata),
         )
         .select_from(joined)
         .where(results.c.run == number)
     )
 
 
-def _result_query(number: int, *, outputs: bool, snapshots: bool) -> Select[Any]:
+def _result_query(number: int, *, outputs: bool, snapshots: bool) -> sa.Select[Any]:
     columns = [*(results.c[name] for name in READ_RESULT), samples.c.id, *(details.c[name] for name in READ_DETAIL)]
     if outputs:
         columns.append(details.c.output)
     if snapshots:
         columns.append(details.c.transcript)
     joined = _with_details().outerjoin(
-        samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
-    return select(*columns).select_from(joined).where(results.c.run == number)
+    return sa.select(*columns).select_from(joined).where(results.c.run == number)

@@ -11,25 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Double,
-    and_,
-    any_,
-    bindparam,
-    delete,
-    event,
-    func,
-    insert,
-    literal,
-    literal_column,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 
 from fairtrial.base.clock import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import decode, dumps
@@ -37,6 +19,7 @@ from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
+from fairtrial.store import records
 from fairtrial.store.column_cache import delete_columns
 from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflictError, RunState
 from fairtrial.store.compress import compress, decompress
@@ -53,16 +36,6 @@ from fairtrial.store.engine import (
 from fairtrial.store.notes import RunNotes
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
-from fairtrial.store.records import (
-    check_epoch,
-    check_latest,
-    check_plan,
-    experiment_index,
-    label_values,
-    mapping_json,
-    new_revision,
-    run_values,
-)
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.rows import NOT_RUN
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples, session_snapshots
@@ -79,9 +52,9 @@ from fairtrial.trials.result import EvalResult
 
 # Built once: building a statement takes longer than executing this one.
 _RUN_STATE = (
-    select(runs.c.dataset, datasets.c.owner, runs.c.epoch, runs.c.finished_at)
+    sa.select(runs.c.dataset, datasets.c.owner, runs.c.epoch, runs.c.finished_at)
     .join_from(runs, datasets, datasets.c.id == runs.c.dataset)
-    .where(runs.c.id == bindparam("number"))
+    .where(runs.c.id == sa.bindparam("number"))
 )
 _SHARED = _RUN_STATE.with_for_update(read=True, key_share=True, of=runs)
 _OWNED = _RUN_STATE.with_for_update(read=True, of=runs)
@@ -95,7 +68,7 @@ class SqlStore(SqlReads):
         self._version = version
         self._writing = engine.execution_options(**{WRITE: True, SHORT_WRITE: True})
         self._writer = writer = BatchWriter(engine.dialect.name)
-        event.listen(engine, "connect", lambda *_connection: writer.forget())
+        sa.event.listen(engine, "connect", lambda *_connection: writer.forget())
         self._clock = clock
         self._file: tuple[Path, tuple[int, int] | None] | None = None
         self._plans: dict[str, tuple[int, RunRecord]] = {}
@@ -142,7 +115,7 @@ class SqlStore(SqlReads):
         self._engine.dispose()
 
     @contextmanager
-    def _write(self) -> Iterator[Connection]:
+    def _write(self) -> Iterator[sa.Connection]:
         if self._closed:
             raise StoreError(f"the store {self._address} is closed")
         if self._version != VERSION:
@@ -171,7 +144,9 @@ class SqlStore(SqlReads):
 
     def result_counts(self) -> dict[str, int]:
         """Return the number of stored results by run id; runs without results are left out."""
-        query = select(runs.c.run_id, func.count()).join(results, results.c.run == runs.c.id).group_by(runs.c.run_id)
+        query = (
+            sa.select(runs.c.run_id, sa.func.count()).join(results, results.c.run == runs.c.id).group_by(runs.c.run_id)
+        )
         with self._read() as connection:
             return {str(row[0]): int(row[1]) for row in connection.execute(query)}
 
@@ -197,33 +172,35 @@ class SqlStore(SqlReads):
 
     def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
         """Store a new run and assign its number. A run_id that exists already is an error."""
-        check_plan(run)
+        records.check_plan(run)
         run = replace(run, created_at=run.created_at or self._clock.time())
-        values = run_values(run, current())
+        values = records.run_values(run, current())
         with self._write() as connection:
             if connection.dialect.name == "postgresql":
                 # Serializes the assignment of numbers; SQLite's writers are serialized anyway.
-                connection.execute(text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
-            if connection.execute(select(runs.c.id).where(runs.c.run_id == values["run_id"])).first():
+                connection.execute(sa.text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
+            if connection.execute(sa.select(runs.c.id).where(runs.c.run_id == values["run_id"])).first():
                 raise StoreError(f"the store {self._address} already has a run {run.run_id}")
-            last = connection.execute(select(func.max(runs.c.number)).where(runs.c.suite == values["suite"])).scalar()
-            check_latest(run, last or 0, latest)
+            last = connection.execute(
+                sa.select(sa.func.max(runs.c.number)).where(runs.c.suite == values["suite"])
+            ).scalar()
+            records.check_latest(run, last or 0, latest)
             number = max((last or 0) + 1, run.number)
             dataset = self._shared_dataset(connection, values)
             connection.execute(
-                insert(runs).values(**(values | {"number": number, "dataset": dataset, "extra_usage": 0}))
+                sa.insert(runs).values(**(values | {"number": number, "dataset": dataset, "extra_usage": 0}))
             )
         return replace(run, number=number)
 
-    def _shared_dataset(self, connection: Connection, values: Mapping[str, Any]) -> int:
+    def _shared_dataset(self, connection: sa.Connection, values: Mapping[str, Any]) -> int:
         fingerprint = values["dataset_fingerprint"]
-        query = select(datasets.c.id).where(datasets.c.fingerprint == fingerprint, datasets.c.owner == 0)
+        query = sa.select(datasets.c.id).where(datasets.c.fingerprint == fingerprint, datasets.c.owner == 0)
         found = connection.execute(query).scalar()
         return self._new_dataset(connection, values, owner=0) if found is None else int(found)
 
-    def _new_dataset(self, connection: Connection, values: Mapping[str, Any], owner: int) -> int:
+    def _new_dataset(self, connection: sa.Connection, values: Mapping[str, Any], owner: int) -> int:
         made = connection.execute(
-            insert(datasets)
+            sa.insert(datasets)
             .values(
                 fingerprint=values["dataset_fingerprint"],
                 owner=owner,
@@ -250,35 +227,35 @@ class SqlStore(SqlReads):
         if status is not None:
             values["status"] = status
             if status == "running":
-                values |= {"finished_at": None, "revision": new_revision()}
+                values |= {"finished_at": None, "revision": records.new_revision()}
         if finished_at is not None:
             values["finished_at"] = finished_at
         with self._write() as connection:
             found = connection.execute(
-                select(runs.c.id, runs.c.notes, runs.c.epoch)
+                sa.select(runs.c.id, runs.c.notes, runs.c.epoch)
                 .where(runs.c.run_id == escape_text(run_id))
                 .with_for_update()
             ).first()
             if found is None:
                 raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
-            check_epoch(run_id, found.epoch, epoch)
+            records.check_epoch(run_id, found.epoch, epoch)
             if notes is not None:
-                values["notes"] = mapping_json(decode(dict[str, Any], found.notes) | dict(notes), current())
+                values["notes"] = records.mapping_json(decode(dict[str, Any], found.notes) | dict(notes), current())
             if identity is not None:
                 values["identity"] = dumps(identity)
             if values:
-                connection.execute(update(runs).where(runs.c.id == found.id).values(**values))
+                connection.execute(sa.update(runs).where(runs.c.id == found.id).values(**values))
 
     @property
-    def _now(self) -> ColumnElement[float]:
+    def _now(self) -> sa.ColumnElement[float]:
         """Return the SQL for the database's clock; in SQLite that is the clock of this process."""
         if self._engine.dialect.name == "postgresql":
-            return literal_column("extract(epoch from clock_timestamp())::double precision", Double)
-        return literal_column("(julianday('now') - 2440587.5) * 86400.0", Double)
+            return sa.literal_column("extract(epoch from clock_timestamp())::double precision", sa.Double)
+        return sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double)
 
     def run_owner(self, run_id: str) -> RunOwner:
         """Return the process that executes a run."""
-        query = select(runs.c.owner, runs.c.epoch, runs.c.heartbeat_at, self._now - runs.c.heartbeat_at)
+        query = sa.select(runs.c.owner, runs.c.epoch, runs.c.heartbeat_at, self._now - runs.c.heartbeat_at)
         with self._read() as connection:
             found = connection.execute(query.where(runs.c.run_id == escape_text(run_id))).first()
         if found is None:
@@ -288,10 +265,10 @@ class SqlStore(SqlReads):
 
     def acquire_run(self, run_id: str, owner: str, seen: RunOwner) -> int | None:
         """Make `owner` the owner of a run, if nothing has changed since `seen` was read (compare-and-swap)."""
-        unchanged = and_(runs.c.epoch == seen.epoch, runs.c.heartbeat_at.is_not_distinct_from(seen.heartbeat_at))
+        unchanged = sa.and_(runs.c.epoch == seen.epoch, runs.c.heartbeat_at.is_not_distinct_from(seen.heartbeat_at))
         with self._write() as connection:
             swapped = connection.execute(
-                update(runs)
+                sa.update(runs)
                 .where(runs.c.run_id == escape_text(run_id), unchanged)
                 .values(owner=owner, epoch=seen.epoch + 1, heartbeat_at=self._now)
             )
@@ -300,16 +277,16 @@ class SqlStore(SqlReads):
     def renew_run(self, run_id: str, epoch: int) -> None:
         """Record a heartbeat. Raises `RunBusyError` if the run has been taken over since `epoch`."""
         if self._set_owner(run_id, epoch, heartbeat_at=self._now) == 0:
-            check_epoch(run_id, self.run_owner(run_id).epoch, epoch)
+            records.check_epoch(run_id, self.run_owner(run_id).epoch, epoch)
 
     def release_run(self, run_id: str, epoch: int) -> None:
         """Release ownership; does nothing if the run has been taken over since `epoch`."""
         self._set_owner(run_id, epoch, owner=None, heartbeat_at=None)
 
     def _set_owner(self, run_id: str, epoch: int, **values: Any) -> int:
-        ours = and_(runs.c.run_id == escape_text(run_id), runs.c.epoch == epoch)
+        ours = sa.and_(runs.c.run_id == escape_text(run_id), runs.c.epoch == epoch)
         with self._write() as connection:
-            return connection.execute(update(runs).where(ours).values(**values)).rowcount
+            return connection.execute(sa.update(runs).where(ours).values(**values)).rowcount
 
     def delete_run(self, run_id: str) -> None:
         """Delete a run with its results, transcripts and labels, and samples that no other run uses.
@@ -319,15 +296,15 @@ class SqlStore(SqlReads):
         """
         with self._write() as connection:
             found = connection.execute(
-                select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
+                sa.select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
             ).first()
             if found is None:
                 raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
-            connection.execute(delete(labels).where(labels.c.run == found.id))
-            connection.execute(delete(runs).where(runs.c.id == found.id))
-            used = connection.execute(select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first()
+            connection.execute(sa.delete(labels).where(labels.c.run == found.id))
+            connection.execute(sa.delete(runs).where(runs.c.id == found.id))
+            used = connection.execute(sa.select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first()
             if not used:
-                connection.execute(delete(datasets).where(datasets.c.id == found.dataset))
+                connection.execute(sa.delete(datasets).where(datasets.c.id == found.dataset))
         self._plans.pop(run_id, None)
         self._datasets.pop(run_id, None)
         delete_columns(self.identity, run_id)
@@ -391,16 +368,16 @@ class SqlStore(SqlReads):
         self._datasets[run_id] = dataset
         return committed
 
-    def _revise(self, connection: Connection, which: ColumnElement[bool]) -> None:
+    def _revise(self, connection: sa.Connection, which: sa.ColumnElement[bool]) -> None:
         """Give runs a new revision: caches of their figures are out of date when the transaction ends."""
-        connection.execute(update(runs).where(which).values(revision=new_revision()))
+        connection.execute(sa.update(runs).where(which).values(revision=records.new_revision()))
 
-    def _shared_run(self, connection: Connection, number: int) -> RunState:
+    def _shared_run(self, connection: sa.Connection, number: int) -> RunState:
         """Return the state of a run, locked against changes until the transaction ends.
 
         It is locked last, and so only for a moment: heartbeats of the run's owner wait for this lock.
         """
-        query = select(runs.c.status, runs.c.owner, runs.c.notes).where(runs.c.id == number)
+        query = sa.select(runs.c.status, runs.c.owner, runs.c.notes).where(runs.c.id == number)
         status, owner, notes = connection.execute(query.with_for_update(read=True)).one()
         return RunState(status, owner, RunNotes(decode(dict[str, Any], notes)))
 
@@ -412,7 +389,7 @@ class SqlStore(SqlReads):
         return known
 
     def _locked_dataset(
-        self, connection: Connection, run_id: str, number: int, epoch: int | None
+        self, connection: sa.Connection, run_id: str, number: int, epoch: int | None
     ) -> tuple[int, bool, bool]:
         """Return (the run's dataset, whether only this run uses it, whether the run has ended).
 
@@ -424,23 +401,23 @@ class SqlStore(SqlReads):
         if found is None:
             self._plans.pop(run_id, None)
             raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._address}")
-        check_epoch(run_id, found.epoch, epoch)
+        records.check_epoch(run_id, found.epoch, epoch)
         return found.dataset, found.owner == number, found.finished_at is not None
 
     def _own_dataset(self, number: int) -> None:
         """Create a separate dataset for a run whose samples have another order, with the samples it has used."""
         with self._write() as connection:
-            run = connection.execute(select(runs).where(runs.c.id == number).with_for_update()).mappings().one()
-            owner = connection.execute(select(datasets.c.owner).where(datasets.c.id == run["dataset"])).scalar_one()
+            run = connection.execute(sa.select(runs).where(runs.c.id == number).with_for_update()).mappings().one()
+            owner = connection.execute(sa.select(datasets.c.owner).where(datasets.c.id == run["dataset"])).scalar_one()
             if owner == number:
                 return  # Another process has done it.
             own = self._new_dataset(connection, dict(run), owner=number)
-            used = select(results.c.sample).where(results.c.run == number).distinct()
-            copied = select(literal(own), *(column for column in samples.c if column is not samples.c.dataset)).where(
-                samples.c.dataset == run["dataset"], samples.c.ordinal.in_(used)
-            )
-            connection.execute(insert(samples).from_select(samples.c.keys(), copied))
-            connection.execute(update(runs).where(runs.c.id == number).values(dataset=own))
+            used = sa.select(results.c.sample).where(results.c.run == number).distinct()
+            copied = sa.select(
+                sa.literal(own), *(column for column in samples.c if column is not samples.c.dataset)
+            ).where(samples.c.dataset == run["dataset"], samples.c.ordinal.in_(used))
+            connection.execute(sa.insert(samples).from_select(samples.c.keys(), copied))
+            connection.execute(sa.update(runs).where(runs.c.id == number).values(dataset=own))
 
     def stored_among(self, run_id: str, ordinals: Sequence[int]) -> list[int]:
         """Return which of these trials have a stored result, in plan order; at a cost that the run does not add to."""
@@ -448,10 +425,10 @@ class SqlStore(SqlReads):
         if not ordinals:
             return []
         with self._read() as connection:
-            query = select(results.c.ordinal).where(
+            query = sa.select(results.c.ordinal).where(
                 results.c.run == number,
                 results.c.outcome != NOT_RUN,
-                results.c.ordinal == any_(bindparam("wanted", list(ordinals), ARRAY(BigInteger))),
+                results.c.ordinal == sa.any_(sa.bindparam("wanted", list(ordinals), sa.ARRAY(sa.BigInteger))),
             )
             return sorted(connection.execute(query).scalars())
 
@@ -469,7 +446,7 @@ class SqlStore(SqlReads):
             return False
         key = secrets.randbits(62)
         with self._read() as connection:
-            query = text("SELECT to_regclass('runs')::oid::bigint, pg_advisory_xact_lock(:key)")
+            query = sa.text("SELECT to_regclass('runs')::oid::bigint, pg_advisory_xact_lock(:key)")
             table = connection.execute(query, {"key": key}).one()[0]
             return look(key) == (True, table)
 
@@ -478,12 +455,12 @@ class SqlStore(SqlReads):
         refuse_secret(current(), "an attachment", data)
         name = hashlib.sha256(data).hexdigest()
         with self._read() as connection:
-            if connection.execute(select(blobs.c.sha256).where(blobs.c.sha256 == name)).first():
+            if connection.execute(sa.select(blobs.c.sha256).where(blobs.c.sha256 == name)).first():
                 return name
         with self._write() as connection:
             # A concurrent writer may have stored the same bytes.
             connection.execute(
-                text("INSERT INTO blobs (sha256, size, data) VALUES (:name, :size, :data) ON CONFLICT DO NOTHING"),
+                sa.text("INSERT INTO blobs (sha256, size, data) VALUES (:name, :size, :data) ON CONFLICT DO NOTHING"),
                 {"name": name, "size": len(data), "data": compress(data)},
             )
         return name
@@ -493,9 +470,9 @@ class SqlStore(SqlReads):
         data = compress(current().data(snapshot))
         with self._write() as connection:
             if delete_before is not None:
-                connection.execute(delete(session_snapshots).where(session_snapshots.c.saved_at < delete_before))
+                connection.execute(sa.delete(session_snapshots).where(session_snapshots.c.saved_at < delete_before))
             connection.execute(
-                text(
+                sa.text(
                     "INSERT INTO session_snapshots (id, saved_at, data) VALUES (:id, :saved_at, :data) "
                     "ON CONFLICT (id) DO UPDATE SET saved_at = excluded.saved_at, data = excluded.data"
                 ),
@@ -505,19 +482,19 @@ class SqlStore(SqlReads):
     def load_session(self, session_id: str) -> bytes | None:
         """Return the snapshot with this id, if there is one."""
         with self._read() as connection:
-            query = select(session_snapshots.c.data).where(session_snapshots.c.id == session_id)
+            query = sa.select(session_snapshots.c.data).where(session_snapshots.c.id == session_id)
             data = connection.execute(query).scalar()
         return None if data is None else decompress(bytes(data))
 
     def delete_session(self, session_id: str) -> None:
         """Delete the snapshot with this id, if there is one."""
         with self._write() as connection:
-            connection.execute(delete(session_snapshots).where(session_snapshots.c.id == session_id))
+            connection.execute(sa.delete(session_snapshots).where(session_snapshots.c.id == session_id))
 
     def label(self, label: Label) -> None:
         """Add a label of a trial; without a time, it gets the current one."""
         with self._write() as connection:
             number, run = self._find(connection, label.key.run_id)
-            experiment_index(run, label.key.experiment)
-            values = label_values(label, self._clock.time(), current())
-            connection.execute(insert(labels).values(run=number, **values))
+            records.experiment_index(run, label.key.experiment)
+            values = records.label_values(label, self._clock.time(), current())
+            connection.execute(sa.insert(labels).values(run=number, **values))

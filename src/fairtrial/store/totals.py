@@ -7,53 +7,32 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Double,
-    FromClause,
-    Select,
-    Text,
-    and_,
-    cast,
-    func,
-    literal,
-    select,
-)
+import sqlalchemy as sa
 
 from fairtrial.base.codec import canonical, decode
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.types import JSON
+from fairtrial.store import rows
 from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals, split_facts
-from fairtrial.store.rows import (
-    EXTRA_USAGE,
-    MAX_TRIALS,
-    NOT_RUN,
-    OUTCOME_NAMES,
-    RESULT_COLUMNS,
-    read_endings,
-    restored_text,
-)
 from fairtrial.store.schema import results, runs, samples
 from fairtrial.trials.result import Outcome
 
 _SHIFT = 32
 _WANTED = tuple(
-    RESULT_COLUMNS.index(name)
+    rows.RESULT_COLUMNS.index(name)
     for name in (
         "ordinal", "outcome", "timed", "passed", "value", "reward", "latency_ms", "input_tokens", "output_tokens",
         "cost_usd", "judge_cost_usd",
     )
 )  # fmt: skip
-_EXTRA_USAGE = tuple(RESULT_COLUMNS.index(name) for name in EXTRA_USAGE)
-_ENDINGS = RESULT_COLUMNS.index("unknown_endings")
+_EXTRA_USAGE = tuple(rows.RESULT_COLUMNS.index(name) for name in rows.EXTRA_USAGE)
+_ENDINGS = rows.RESULT_COLUMNS.index("unknown_endings")
 
 
 def pack(latency_ms: int, ordinal: int) -> int:
     """Combine latency and ordinal into one number, whose maximum identifies the slowest trial."""
-    return (latency_ms << _SHIFT) + MAX_TRIALS - ordinal
+    return (latency_ms << _SHIFT) + rows.MAX_TRIALS - ordinal
 
 
 class _Sums:
@@ -151,7 +130,7 @@ class TotalsBuilder:
         self._tokens = [0, 0]
         self._cost: float | None = None
         self._judge_cost: float | None = None
-        self._extra = dict.fromkeys(EXTRA_USAGE, 0)
+        self._extra = dict.fromkeys(rows.EXTRA_USAGE, 0)
         self._endings: dict[str, int] = {}
         self._slowest: int | None = None
         self._samples: list[float] | None = None
@@ -182,7 +161,7 @@ class TotalsBuilder:
 
         Empty sums are None, as in SQL.
         """
-        for name, count in zip(OUTCOME_NAMES.values(), counts, strict=True):
+        for name, count in zip(rows.OUTCOME_NAMES.values(), counts, strict=True):
             if count:
                 self._outcomes[name] = self._outcomes.get(name, 0) + count
         self._passed += int(passed or 0)
@@ -210,18 +189,18 @@ class TotalsBuilder:
 
     def add_extra_usage(self, *sums: int | None) -> None:
         """Add the sums of rare usage columns, in the order of `EXTRA_USAGE`."""
-        for name, number in zip(EXTRA_USAGE, sums, strict=True):
+        for name, number in zip(rows.EXTRA_USAGE, sums, strict=True):
             self._extra[name] += int(number or 0)
 
     def add_endings(self, text: str | None, trials: int = 1) -> None:
         """Add the unknown endings of this many trials that have the same."""
-        for name, count in read_endings(text).items() if text is not None else ():
+        for name, count in rows.read_endings(text).items() if text is not None else ():
             self._endings[name] = self._endings.get(name, 0) + count * trials
 
     def add_row(self, row: tuple[Any, ...]) -> None:
         """Add one result row."""
         ordinal, outcome, timed, passed, value, reward, latency, *spent = [row[place] for place in _WANTED]
-        counts = [int(code == outcome) for code in OUTCOME_NAMES]
+        counts = [int(code == outcome) for code in rows.OUTCOME_NAMES]
         squared = None if value is None else value * value
         duration, slowest = (latency, pack(latency, ordinal)) if timed else (None, None)
         own = int(reward is not None)
@@ -250,7 +229,7 @@ class TotalsBuilder:
             reward_squares=rewards.squares,
             latency_sum=self._latency,
             latency_max=0 if slowest is None else slowest >> _SHIFT,
-            slowest=None if slowest is None else sample_id(MAX_TRIALS - (slowest & MAX_TRIALS)),
+            slowest=None if slowest is None else sample_id(rows.MAX_TRIALS - (slowest & rows.MAX_TRIALS)),
             timed=self._timed,
             input_tokens=self._tokens[0],
             output_tokens=self._tokens[1],
@@ -296,36 +275,38 @@ class MetricSums:
         }
 
 
-_LATENCY = func.sum(results.c.latency_ms)
+_LATENCY = sa.func.sum(results.c.latency_ms)
 # Latency and ordinal in one number: see `totals.pack`.
-_SLOWEST = func.max(results.c.latency_ms * literal(MAX_TRIALS + 1, BigInteger) + (MAX_TRIALS - results.c.ordinal))
-_VALUES: tuple[ColumnElement[Any], ...] = (
-    func.sum(results.c.passed),
-    func.sum(results.c.value),
-    func.min(results.c.value),
-    func.max(results.c.value),
-    func.sum(results.c.value * results.c.value),
-    func.count(results.c.reward),
+_SLOWEST = sa.func.max(
+    results.c.latency_ms * sa.literal(rows.MAX_TRIALS + 1, sa.BigInteger) + (rows.MAX_TRIALS - results.c.ordinal)
+)
+_VALUES: tuple[sa.ColumnElement[Any], ...] = (
+    sa.func.sum(results.c.passed),
+    sa.func.sum(results.c.value),
+    sa.func.min(results.c.value),
+    sa.func.max(results.c.value),
+    sa.func.sum(results.c.value * results.c.value),
+    sa.func.count(results.c.reward),
 )
 # Most runs have no rewards of their own. These sums take most of the time of a scan, so they are made only if needed.
-_REWARD = func.coalesce(results.c.reward, results.c.value)
-_REWARDS = (func.sum(_REWARD), func.min(_REWARD), func.max(_REWARD), func.sum(_REWARD * _REWARD))
-_USAGE: tuple[ColumnElement[Any], ...] = (
-    func.sum(results.c.input_tokens),
-    func.sum(results.c.output_tokens),
-    func.sum(results.c.cost_usd),
-    func.sum(results.c.judge_cost_usd),
+_REWARD = sa.func.coalesce(results.c.reward, results.c.value)
+_REWARDS = (sa.func.sum(_REWARD), sa.func.min(_REWARD), sa.func.max(_REWARD), sa.func.sum(_REWARD * _REWARD))
+_USAGE: tuple[sa.ColumnElement[Any], ...] = (
+    sa.func.sum(results.c.input_tokens),
+    sa.func.sum(results.c.output_tokens),
+    sa.func.sum(results.c.cost_usd),
+    sa.func.sum(results.c.judge_cost_usd),
 )
 # Most runs have none of these, and `runs.extra_usage` says so.
-_EXTRA_USAGE_SUMS = tuple(func.sum(results.c[name]) for name in EXTRA_USAGE)
+_EXTRA_USAGE_SUMS = tuple(sa.func.sum(results.c[name]) for name in rows.EXTRA_USAGE)
 
 # SQLite groups by sorting; for a few experiments, one plain scan for each takes half the time.
 _FEW_EXPERIMENTS = 6
 _TIMED = results.c.timed == 1
-_COUNTS = tuple(func.count().filter(results.c.outcome == code) for code in OUTCOME_NAMES)
-_SCAN = select(
+_COUNTS = tuple(sa.func.count().filter(results.c.outcome == code) for code in rows.OUTCOME_NAMES)
+_SCAN = sa.select(
     *_COUNTS,
-    func.count().filter(_TIMED),
+    sa.func.count().filter(_TIMED),
     *_VALUES,
     _LATENCY.filter(_TIMED),
     _SLOWEST.filter(_TIMED),
@@ -334,15 +315,15 @@ _SCAN = select(
 
 # One small number to group by sorts faster than three columns.
 _GROUP = (results.c.experiment * 16 + results.c.outcome * 2 + results.c.timed).label("part")
-_GROUPED = (_GROUP, func.count(), *_VALUES, _LATENCY, _SLOWEST, *_USAGE)
+_GROUPED = (_GROUP, sa.func.count(), *_VALUES, _LATENCY, _SLOWEST, *_USAGE)
 
 
-def dataset_of(number: int) -> ColumnElement[int]:
+def dataset_of(number: int) -> sa.ColumnElement[int]:
     """Return the subquery for a run's dataset, evaluated inside each query: it may change while the run is read."""
-    return select(runs.c.dataset).where(runs.c.id == number).scalar_subquery()
+    return sa.select(runs.c.dataset).where(runs.c.id == number).scalar_subquery()
 
 
-def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
+def totals(connection: sa.Connection, number: int, run: RunRecord) -> list[Totals]:
     """Return the sums per experiment."""
     tallies = [TotalsBuilder() for _ in run.experiments]
     if connection.dialect.name == "sqlite" and len(tallies) <= _FEW_EXPERIMENTS:
@@ -368,14 +349,14 @@ def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
     return [tally.totals(name, name_of) for name, tally in zip(run.experiments, tallies, strict=True)]
 
 
-def group_totals(connection: Connection, number: int, run: RunRecord, key: str) -> list[tuple[JSON, Totals]]:
+def group_totals(connection: sa.Connection, number: int, run: RunRecord, key: str) -> list[tuple[JSON, Totals]]:
     """Return the sums per experiment and value of a metadata key."""
     groups: dict[tuple[int, bytes], tuple[JSON, TotalsBuilder]] = {}
     extract = _extract(connection.dialect.name, escape_text(key))
     # Where the database has no path for the key, group by the whole metadata and pick the value here.
     value_json = (samples.c.metadata if extract is None else extract).label("value_json")
     joined = results.outerjoin(
-        samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
 
     def tallies_of(found: str | None) -> Callable[[int], TotalsBuilder]:
@@ -404,25 +385,25 @@ def group_totals(connection: Connection, number: int, run: RunRecord, key: str) 
     ]
 
 
-def _grouped(number: int, *by: ColumnElement[Any]) -> Select[Any]:
-    return select(*_GROUPED, *by).where(results.c.run == number).group_by(_GROUP, *by)
+def _grouped(number: int, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    return sa.select(*_GROUPED, *by).where(results.c.run == number).group_by(_GROUP, *by)
 
 
-def _rewards(number: int, *by: ColumnElement[Any]) -> Select[Any]:
-    query = select(results.c.experiment, *_REWARDS, *by).where(results.c.run == number, results.c.value.is_not(None))
+def _rewards(number: int, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    query = sa.select(results.c.experiment, *_REWARDS, *by).where(results.c.run == number, results.c.value.is_not(None))
     return query.group_by(results.c.experiment, *by)
 
 
-def _by_sample(number: int, run: RunRecord, source: FromClause, *by: ColumnElement[Any]) -> Select[Any]:
+def _by_sample(number: int, run: RunRecord, source: sa.FromClause, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
     """Return the query for what `TotalsBuilder.add_samples` takes."""
     each = (
-        select(
+        sa.select(
             results.c.experiment,
-            func.count(results.c.value).label("scored"),
-            func.count().filter(results.c.outcome != NOT_RUN).label("finished"),
-            cast(func.sum(results.c.passed), Double).label("passed"),
-            func.sum(results.c.value).label("value"),
-            func.sum(_REWARD).label("reward"),
+            sa.func.count(results.c.value).label("scored"),
+            sa.func.count().filter(results.c.outcome != rows.NOT_RUN).label("finished"),
+            sa.cast(sa.func.sum(results.c.passed), sa.Double).label("passed"),
+            sa.func.sum(results.c.value).label("value"),
+            sa.func.sum(_REWARD).label("reward"),
             *by,
         )
         .select_from(source)
@@ -430,31 +411,33 @@ def _by_sample(number: int, run: RunRecord, source: FromClause, *by: ColumnEleme
         .group_by(results.c.experiment, results.c.sample, *by)
         .subquery()
     )
-    scored, finished = func.nullif(each.c.scored, 0), func.nullif(each.c.finished, 0)
+    scored, finished = sa.func.nullif(each.c.scored, 0), sa.func.nullif(each.c.finished, 0)
     groups = (each.c.experiment, *(each.c[one.name] for one in by))
-    return select(
+    return sa.select(
         each.c.experiment,
-        func.count(scored),
-        *(func.sum(each.c[name] / scored) for name in ("passed", "value", "reward")),
-        func.count(finished),
-        *(func.sum(each.c[name] / finished) for name in ("passed", "value")),
+        sa.func.count(scored),
+        *(sa.func.sum(each.c[name] / scored) for name in ("passed", "value", "reward")),
+        sa.func.count(finished),
+        *(sa.func.sum(each.c[name] / finished) for name in ("passed", "value")),
         *groups[1:],
     ).group_by(*groups)
 
 
-def _extra_usage(number: int, *by: ColumnElement[Any]) -> Select[Any]:
-    query = select(results.c.experiment, *_EXTRA_USAGE_SUMS, *by).where(results.c.run == number)
+def _extra_usage(number: int, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    query = sa.select(results.c.experiment, *_EXTRA_USAGE_SUMS, *by).where(results.c.run == number)
     return query.group_by(results.c.experiment, *by)
 
 
-def _endings(number: int, *by: ColumnElement[Any]) -> Select[Any]:
+def _endings(number: int, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
     column = results.c.unknown_endings
-    query = select(results.c.experiment, column, func.count(), *by).where(results.c.run == number, column.is_not(None))
+    query = sa.select(results.c.experiment, column, sa.func.count(), *by).where(
+        results.c.run == number, column.is_not(None)
+    )
     return query.group_by(results.c.experiment, column, *by)
 
 
-def _has_extra_usage(connection: Connection, number: int) -> bool:
-    return bool(connection.execute(select(runs.c.extra_usage).where(runs.c.id == number)).scalar_one())
+def _has_extra_usage(connection: sa.Connection, number: int) -> bool:
+    return bool(connection.execute(sa.select(runs.c.extra_usage).where(runs.c.id == number)).scalar_one())
 
 
 def _add_part(tally_of: Callable[[int], TotalsBuilder], part: int, count: int, *sums: Any) -> None:
@@ -462,27 +445,27 @@ def _add_part(tally_of: Callable[[int], TotalsBuilder], part: int, count: int, *
     experiment, rest = divmod(part, 16)
     outcome, timed = divmod(rest, 2)
     passed, value, low, high, squares, own_rewards, latency, slowest, *usage = sums
-    counts = [count if code == outcome else 0 for code in OUTCOME_NAMES]
+    counts = [count if code == outcome else 0 for code in rows.OUTCOME_NAMES]
     durations = (latency, slowest) if timed else (None, None)
     tally_of(experiment).add_group(
         counts, count if timed else 0, passed, value, low, high, squares, own_rewards, *durations, *usage
     )
 
 
-def _sample_names(connection: Connection, number: int, run: RunRecord) -> Callable[[int], str]:
+def _sample_names(connection: sa.Connection, number: int, run: RunRecord) -> Callable[[int], str]:
     def name_of(ordinal: int) -> str:
         place = run.split(ordinal)[0]
-        query = select(samples.c.id).where(samples.c.dataset == dataset_of(number), samples.c.ordinal == place)
-        return restored_text(connection.execute(query).scalar_one())
+        query = sa.select(samples.c.id).where(samples.c.dataset == dataset_of(number), samples.c.ordinal == place)
+        return rows.restored_text(connection.execute(query).scalar_one())
 
     return name_of
 
 
-def _extract(dialect: str, key: str) -> ColumnElement[Any] | None:
+def _extract(dialect: str, key: str) -> sa.ColumnElement[Any] | None:
     """Return the SQL for a metadata value as JSON text; None if this database has no path for the key."""
     if dialect == "postgresql":
-        return cast(cast(samples.c.metadata, sqlalchemy.JSON).op("->")(literal(key, Text)), Text)
+        return sa.cast(sa.cast(samples.c.metadata, sqlalchemy.JSON).op("->")(sa.literal(key, sa.Text)), sa.Text)
     # SQLite compares a path with the JSON text as it is written, where these would be escaped.
     if not key or not key.isprintable() or '"' in key or "\\" in key or sqlite3.sqlite_version_info < (3, 38):
         return None
-    return samples.c.metadata.op("->", return_type=Text())(literal(f'$."{key}"', Text))
+    return samples.c.metadata.op("->", return_type=sa.Text())(sa.literal(f'$."{key}"', sa.Text))

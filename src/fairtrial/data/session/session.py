@@ -20,19 +20,9 @@ from fairtrial.base.codec import from_json, parse_json, to_json
 from fairtrial.base.codec.encode import SPARSE, compact
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY, FrozenDict
+from fairtrial.data.session import views
 from fairtrial.data.session.events import CUT_OFF_REASONS, NO_USAGE, PromptExecuted, SpanClosed, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, Trajectory
-from fairtrial.data.session.views import (
-    JUDGE,
-    Envelope,
-    RecordedView,
-    SliceMutator,
-    SliceState,
-    SliceView,
-    StateSlices,
-    StateView,
-    kind_of,
-)
 from fairtrial.errors import CodecError, SessionError
 
 log = logging.getLogger("fairtrial.session")
@@ -55,7 +45,7 @@ class ControlDispatcher:
     def __init__(self) -> None:
         self._lock = Lock()
         self._handlers: tuple[tuple[type, Handler[Any]], ...] = ()
-        self._slices: WeakSet[StateSlices] = WeakSet()  # Of sessions: a run's bus outlives those of its trials.
+        self._slices: WeakSet[views.StateSlices] = WeakSet()  # Of sessions: a run's bus outlives those of its trials.
 
     def subscribe[T](self, kind: type[T], handler: Handler[T]) -> None:
         """Subscribe a handler to events of a type and its subtypes; `object` means all events."""
@@ -84,7 +74,7 @@ class ControlDispatcher:
         """Dispatch an event that a session has recorded; the state of other sessions does not change."""
         _call(self._handlers, event)
 
-    def attach(self, slices: StateSlices) -> None:
+    def attach(self, slices: views.StateSlices) -> None:
         """Connect the slices of a session to events that no session recorded, while the session exists."""
         with self._lock:
             self._slices.add(slices)
@@ -104,7 +94,7 @@ _PLAIN = frozenset({"task", "judge", "framework"})
 _HEAD: Any = tuple[int, float, str, int, str | None, str | None, str]  # An envelope without its data.
 
 
-def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[Envelope, ...]) -> bytes:
+def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[views.Envelope, ...]) -> bytes:
     """Serialize a record."""
     tree = {
         "version": _VERSION,
@@ -118,7 +108,7 @@ def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[En
     return compact(tree).encode("utf-8")
 
 
-def restore_session(data: bytes) -> RecordedView:
+def restore_session(data: bytes) -> views.RecordedView:
     """Return the read-only view of a session from its snapshot."""
     try:
         tree = parse_json(data)
@@ -134,17 +124,17 @@ def restore_session(data: bytes) -> RecordedView:
         events = tree.get("events")
         if not isinstance(events, list):
             raise CodecError("its events are missing")
-        return RecordedView(session_id, tags, tuple(_envelope(fields) for fields in events))
+        return views.RecordedView(session_id, tags, tuple(_envelope(fields) for fields in events))
     except CodecError as error:
         raise SessionError(f"not a session snapshot: {error}") from None
 
 
-def _envelope(fields: Any) -> Envelope:
+def _envelope(fields: Any) -> views.Envelope:
     if not isinstance(fields, list) or not fields:
         raise CodecError("an event is not an array")
     *head, data = fields  # The data stays as it is on the wire until someone asks for it with a type.
     seq, time, actor, attempt, span_id, parent_id, kind = from_json(_HEAD, head)
-    return Envelope(seq, time, actor, attempt, span_id, parent_id, kind, data)
+    return views.Envelope(seq, time, actor, attempt, span_id, parent_id, kind, data)
 
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
@@ -155,7 +145,7 @@ _VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
 _VERSION_4 = (4 << 76) | (2 << 62)
 
 
-_PROMPT_EXECUTED = kind_of(PromptExecuted)
+_PROMPT_EXECUTED = views.kind_of(PromptExecuted)
 _MAX_REASON = 60  # Characters of the name of an unknown ending.
 
 
@@ -212,13 +202,13 @@ class Session:
         self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
-        self.__envelopes: list[Envelope] = []
+        self.__envelopes: list[views.Envelope] = []
         self.__seq = itertools.count()
         self.__lock = Lock()
         self.__attempt = 1
         self.__ended = False
         self.__dispatcher = dispatcher
-        self.__slices: StateSlices | None = None
+        self.__slices: views.StateSlices | None = None
         self.__late: list[None] = []  # One entry per late event; shared by the sessions of all attempts.
 
     @property
@@ -266,10 +256,12 @@ class Session:
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
         span_id, parent_id = _span.get()
-        kind = kind_of(type(event))
+        kind = views.kind_of(type(event))
         with self.__lock:  # One lock for number and place: the record is in the order of its numbers.
             self.__envelopes.append(
-                Envelope(next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data)
+                views.Envelope(
+                    next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data
+                )
             )
             if self.__ended:
                 self.__late.append(None)
@@ -278,7 +270,7 @@ class Session:
         if self.__dispatcher is not None:
             self.__dispatcher.pass_on(event)
 
-    def mutate[T](self, kind: type[T]) -> SliceMutator[T]:
+    def mutate[T](self, kind: type[T]) -> views.SliceMutator[T]:
         """Return the mutator of a state slice: `seed` sets its values, `register` adds a reducer for events.
 
         For example::
@@ -289,24 +281,24 @@ class Session:
         """
         with self.__lock:
             if self.__slices is None:
-                self.__slices = StateSlices()
+                self.__slices = views.StateSlices()
                 if self.__dispatcher is not None:
                     self.__dispatcher.attach(self.__slices)
         slices = self.__slices
         slices.seed_once(kind)
 
-        return SliceMutator(slices, kind)
+        return views.SliceMutator(slices, kind)
 
-    def query[T](self, kind: type[T]) -> SliceView[T]:
+    def query[T](self, kind: type[T]) -> views.SliceView[T]:
         """Return the state of a slice or, if it has none, the recorded events of this type."""
         if self.__slices is not None and (values := self.__slices.get(kind)) is not None:
-            return StateView(values)
+            return views.StateView(values)
         return self[kind]
 
     def __record_state(self) -> None:
         """Record changed states, so that views and snapshots contain them."""
         for kind, values in () if self.__slices is None else self.__slices.take_changed():
-            self.record(SliceState(kind_of(kind), values), actor="framework")
+            self.record(views.SliceState(views.kind_of(kind), values), actor="framework")
 
     @contextmanager
     def span(self, name: str, *, actor: str = "task") -> Iterator[str]:
@@ -327,14 +319,14 @@ class Session:
     def __len__(self) -> int:
         return len(self.__envelopes)
 
-    def view(self, *, attempt: int | None = None) -> RecordedView:
+    def view(self, *, attempt: int | None = None) -> views.RecordedView:
         """Return a view of the task's events up to now."""
         self.__record_state()
         with self.__lock:
             record = tuple(self.__envelopes)
-        return RecordedView(lambda: self.session_id, self.__tags, record, attempt=attempt)
+        return views.RecordedView(lambda: self.session_id, self.__tags, record, attempt=attempt)
 
-    def everything(self) -> RecordedView:
+    def everything(self) -> views.RecordedView:
         """Return a view of all events up to now, including those of judges."""
         return self.view().everything()
 
@@ -354,7 +346,7 @@ class Session:
         for envelope in envelopes:
             if envelope.kind != _PROMPT_EXECUTED:
                 continue
-            judged = envelope.actor == JUDGE
+            judged = envelope.actor == views.JUDGE
             if judged and envelope.seq < judges_since:
                 continue
             data = envelope.data
@@ -382,10 +374,10 @@ class Session:
         """The messages recorded so far."""
         return self.view().trajectory
 
-    def __getitem__[T](self, slice_type: type[T]) -> SliceView[T]:
+    def __getitem__[T](self, slice_type: type[T]) -> views.SliceView[T]:
         return self.view()[slice_type]
 
-    def extend(self, envelopes: Iterable[Envelope], *, keep_attempts: bool = False) -> None:
+    def extend(self, envelopes: Iterable[views.Envelope], *, keep_attempts: bool = False) -> None:
         """Append events of this trial that were recorded elsewhere, with new sequence numbers.
 
         It belongs to the present attempt, unless the attempts it was made in are to be kept.
@@ -508,7 +500,7 @@ def check_tokens(prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logpr
             raise ValueError(f"a log-probability must be a finite number of at most 0 (got {value!r})")
 
 
-def token_calls(view: RecordedView) -> list[TokenCall]:
+def token_calls(view: views.RecordedView) -> list[TokenCall]:
     """Return the model calls of a session whose tokens were recorded, with their whole prompts."""
     calls: list[TokenCall] = []
     by_actor: dict[str, list[int]] = {}

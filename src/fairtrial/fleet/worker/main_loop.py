@@ -11,16 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial import errors
 from fairtrial.base.isolation import ChildDiedError, IsolatedRunner
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import ControlDispatcher, Session
-from fairtrial.errors import (
-    BodyError,
-    CodecError,
-    FairtrialError,
-    LeaseLostError,
-    ReplyNotAvailableError,
-)
 from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult, new_id
 from fairtrial.fleet.worker.config import LoopCounters, MainLoopConfig
 from fairtrial.fleet.worker.execution import SuspectPool, emit_answers
@@ -112,7 +106,7 @@ class MainLoop(TaskLoop[InputT, OutputT], WorkerLoop):
             if task is not None and task.cancelling():
                 raise  # Cancelled by the worker: the lease is lost, or the worker stops.
             error = "the task was cancelled by its own code"
-        except CodecError as problem:
+        except errors.CodecError as problem:
             error = f"the input does not match the input type of this MainLoop: {problem}"
         except BaseException as problem:  # User code may raise anything, SystemExit too.
             error = describe_error(problem)
@@ -181,7 +175,7 @@ class MainLoop(TaskLoop[InputT, OutputT], WorkerLoop):
         sent = False
         try:
             sent = await self._reply(job, result)
-        except ReplyNotAvailableError as error:
+        except errors.ReplyNotAvailableError as error:
             # The sender is gone, or will send the request again: executing it once more is useless.
             _log.warning("the answer to %s could not be delivered: %s", message.body.request_id, error)
         finally:
@@ -223,14 +217,14 @@ class MainLoop(TaskLoop[InputT, OutputT], WorkerLoop):
             try:
                 await job.message.reply(result)
                 return whole
-            except (LeaseLostError, ReplyNotAvailableError):
+            except (errors.LeaseLostError, errors.ReplyNotAvailableError):
                 raise
-            except BodyError as error:
+            except errors.BodyError as error:
                 if result.output is None and result.session_snapshot is None:
                     raise
                 whole = False
                 result = MainLoopResult(result.request_id, error=f"the answer cannot be sent: {error}")
-            except FairtrialError as error:
+            except errors.FairtrialError as error:
                 if not await attempts.pause(error, f"the answer to {result.request_id}"):
                     raise
 

@@ -10,19 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from fairtrial import errors
 from fairtrial.base import metrics
 from fairtrial.base.offload import DaemonThreads, finish
-from fairtrial.errors import (
-    BodyError,
-    FairtrialError,
-    LeaseLostError,
-    MailboxConnectionError,
-    MessageTooLargeError,
-    ReplyNotAvailableError,
-    StoreError,
-    StoreUnavailableError,
-    UnknownRunError,
-)
 from fairtrial.fleet.messages import EvalReply, EvalRequest, by_run, without_payload
 from fairtrial.fleet.queues import committed_channel
 from fairtrial.fleet.worker.config import EvalLoopConfig, LoopCounters
@@ -149,7 +139,7 @@ class ToStore(Delivery):
                         continue
                     for result in results:
                         if result.key in refused:
-                            problems[id(result)] = BodyError(f"the store refuses it: {refused[result.key]}")
+                            problems[id(result)] = errors.BodyError(f"the store refuses it: {refused[result.key]}")
                 _settle(batch, problems)
         finally:
             self._committing = None
@@ -161,7 +151,7 @@ def _size(waiting: tuple[EvalReply, asyncio.Future[None]]) -> int:
 
 
 def _shared(error: Exception) -> Exception:
-    return error if isinstance(error, StoreError) else StoreError(f"committing failed: {error!r}")
+    return error if isinstance(error, errors.StoreError) else errors.StoreError(f"committing failed: {error!r}")
 
 
 def _settle(batch: Sequence[tuple[EvalReply, asyncio.Future[None]]], problems: dict[int, Exception]) -> None:
@@ -218,13 +208,13 @@ class OneTransaction(Delivery):
             try:
                 await self._commit(store, message.body.key.run_id, [(message, reply)], death)
                 return
-            except (LeaseLostError, StoreUnavailableError):
+            except (errors.LeaseLostError, errors.StoreUnavailableError):
                 raise
             except OtherCodeError as error:
                 self._note_refusal(reply, error)
                 await message.acknowledge()
                 return
-            except (CommitRefusedError, StoreError) as error:
+            except (CommitRefusedError, errors.StoreError) as error:
                 self._note_refusal(reply, error)
         await self._replies.deliver(message, reply, death=death)
 
@@ -254,9 +244,9 @@ class OneTransaction(Delivery):
         if self._store is None and time.monotonic() >= self._paused_until:
             try:
                 self._store = await self._threads.run(self._open_store)
-            except StoreUnavailableError:
+            except errors.StoreUnavailableError:
                 raise
-            except StoreError as error:
+            except errors.StoreError as error:
                 self._pause(error)
         return None if time.monotonic() < self._paused_until else self._store
 
@@ -276,7 +266,7 @@ class OneTransaction(Delivery):
         self._counters.commits_refused += 1
         key = reply.result.key
         _log.info("the result of %s is not stored by this worker: %s", key, error, extra=trial_fields(key))
-        if isinstance(error, StoreError) and not isinstance(error, UnknownRunError):
+        if isinstance(error, errors.StoreError) and not isinstance(error, errors.UnknownRunError):
             self._pause(error)
 
     async def _commit(self, store: SqlStore, run_id: str, batch: Batch, death: str | None) -> None:
@@ -325,7 +315,7 @@ class _Settling:
         receipts = [cast(Any, message.receipt) for message, _ in self._batch]
         lost = len(receipts) - settle_within(connection.exec_driver_sql, receipts, reasons)
         if lost:
-            raise LeaseLostError(f"{lost} of {len(receipts)} leases were lost: nothing is stored")
+            raise errors.LeaseLostError(f"{lost} of {len(receipts)} leases were lost: nothing is stored")
 
     def check(self, connection: Connection, committed: Committed, run: RunState) -> None:
         """Refuse results that the store or the run does not take; notify the run's clients of the others."""
@@ -483,10 +473,10 @@ class Outbox:
         while True:
             try:
                 await self._delivery.deliver(message, reply, death=death)
-            except LeaseLostError:
+            except errors.LeaseLostError:
                 raise
-            except BodyError as error:
-                if isinstance(error, MessageTooLargeError) and (smaller := without_payload(reply)) is not None:
+            except errors.BodyError as error:
+                if isinstance(error, errors.MessageTooLargeError) and (smaller := without_payload(reply)) is not None:
                     _log.warning("delivering a part of the result of %s: %s", reply.result.key, error, extra=fields)
                     reply = smaller
                     continue
@@ -495,8 +485,8 @@ class Outbox:
                 replaced = True
                 text = f"the result cannot be delivered: {error}"
                 reply = self._reply(message.body, failed(message.body, "task_error", "delivery", text))
-            except FairtrialError as error:
-                if isinstance(error, ReplyNotAvailableError):
+            except errors.FairtrialError as error:
+                if isinstance(error, errors.ReplyNotAvailableError):
                     # After a data loss of Redis a client reopens its mailbox within seconds. Otherwise it is gone, and
                     # its requests must not block this worker.
                     limit = self._unreachable.setdefault(address, time.monotonic() + _REOPEN_SECONDS)
@@ -516,7 +506,7 @@ class Outbox:
             try:
                 if not job.message.settled:
                     await settle()
-            except MailboxConnectionError as error:
+            except errors.MailboxConnectionError as error:
                 failures += 1
                 _log.warning("settling message %s again: %s", job.message.id, error)
                 await asyncio.sleep(backoff(failures))

@@ -12,16 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from fairtrial import errors
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.data.session.session import restore_session
-from fairtrial.errors import (
-    BodyError,
-    ConfigurationError,
-    MailboxClosedError,
-    MailboxError,
-    SessionError,
-    StoreUnavailableError,
-)
 from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult
 from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.jobs import backoff
@@ -140,8 +133,8 @@ class RemoteMainLoop:
         except TimeoutError:
             problem = NoAnswerError(f"MainLoop {self._requests.name} did not answer within {self._timeout:g} s")
             raise _noted(problem) from None
-        except MailboxError as error:
-            if isinstance(error, BodyError):
+        except errors.MailboxError as error:
+            if isinstance(error, errors.BodyError):
                 raise  # This input can never be sent.
             raise _noted(error) from None
         finally:
@@ -149,10 +142,10 @@ class RemoteMainLoop:
         if result.session_id is None:
             return result
         if self._sessions is None:
-            raise SessionError("the session is in a session store, but this worker has none: pass sessions=...")
+            raise errors.SessionError("the session is in a session store, but this worker has none: pass sessions=...")
         try:
             snapshot = await self._sessions.load(result.session_id)
-        except (MailboxError, StoreUnavailableError) as error:
+        except (errors.MailboxError, errors.StoreUnavailableError) as error:
             raise _noted(error) from None
         finally:
             # The session is loaded or the answer is given up, so the stored one is no longer needed. If this worker
@@ -166,7 +159,7 @@ class RemoteMainLoop:
             try:
                 messages = await self._replies.receive(_MAX_ANSWERS, _LEASE_SECONDS, _WAIT_SECONDS)
                 failures = 0
-            except MailboxClosedError:
+            except errors.MailboxClosedError:
                 return  # Waiting calls will time out.
             except Exception as error:
                 failures += 1
@@ -197,7 +190,7 @@ class RemoteMainLoop:
             await discard_session(self._sessions, message.body.session_id)  # No call waits for this answer.
         try:
             await message.acknowledge()
-        except MailboxError as error:
+        except errors.MailboxError as error:
             _log.warning("an answer will be redelivered: %s", error)  # Harmless: no call waits for it any more.
 
 
@@ -235,6 +228,8 @@ def _reply_mailbox(requests: Mailbox[Any], worker: str) -> Mailbox[MainLoopResul
     """Create a mailbox for a worker's answers next to the mailbox of the MainLoops."""
     make = getattr(requests, "for_replies", None)
     if make is None:
-        raise ConfigurationError(f"{requests!r} cannot create a mailbox for answers: pass replies=... to EvalLoop")
+        raise errors.ConfigurationError(
+            f"{requests!r} cannot create a mailbox for answers: pass replies=... to EvalLoop"
+        )
     made: Mailbox[MainLoopResult] = make(f"{requests.name[:120]}.replies.{worker[:70]}", MainLoopResult, _REPLY_TTL)
     return made

@@ -15,16 +15,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from fairtrial import errors
 from fairtrial.base.backoff import longest_pause
-from fairtrial.errors import (
-    ConfigurationError,
-    FairtrialError,
-    MailboxAccessError,
-    MailboxClosedError,
-    MailboxConnectionError,
-    MailboxError,
-    MailboxFullError,
-)
 from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.postgres.statements import (
     FIND_VERSION,
@@ -52,21 +44,21 @@ _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf ent
 _POOLED = ("unsupported startup parameter", "prepared statement")
 
 
-def translated(error: BaseException, doing: str) -> FairtrialError:
+def translated(error: BaseException, doing: str) -> errors.FairtrialError:
     """Return the error as a `MailboxError`, with the text of the server, which contains no URL and no password."""
-    if isinstance(error, FairtrialError):
+    if isinstance(error, errors.FairtrialError):
         return error
     text = f"{doing}: {_first_lines(str(error))}"
     if any(part in text for part in _POOLED):
-        return ConfigurationError(f"{text}\nfor a PgBouncer, add ?pgbouncer=true to the address")
+        return errors.ConfigurationError(f"{text}\nfor a PgBouncer, add ?pgbouncer=true to the address")
     state = getattr(error, "sqlstate", None) or ""
     if isinstance(error, psycopg.errors.InsufficientPrivilege) or state.startswith("28") or _is_refusal(text):
-        return MailboxAccessError(text)
+        return errors.MailboxAccessError(text)
     if state in _FULL:
-        return MailboxFullError(text)
+        return errors.MailboxFullError(text)
     if isinstance(error, psycopg.OperationalError | OSError | TimeoutError) or state == _READ_ONLY:
-        return MailboxConnectionError(text)
-    return MailboxError(text)
+        return errors.MailboxConnectionError(text)
+    return errors.MailboxError(text)
 
 
 def _is_refusal(text: str) -> bool:
@@ -162,7 +154,7 @@ class Listener:
                     self._listened.clear()
                     self._wake_all()
                     await connection.close()
-            except (psycopg.Error, OSError, FairtrialError) as error:
+            except (psycopg.Error, OSError, errors.FairtrialError) as error:
                 _log.debug("listening for messages failed: %s", error)
             failures += 1
             pause = longest_pause(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
@@ -250,7 +242,7 @@ class PostgresConnection(ServerConnection):
 
     def __init__(self, url: str, *, timeout_seconds: float = 10.0, max_connections: int = MAX_CONNECTIONS) -> None:
         if max_connections < 1:
-            raise ConfigurationError(f"max_connections must be at least 1 (got {max_connections})")
+            raise errors.ConfigurationError(f"max_connections must be at least 1 (got {max_connections})")
         super().__init__(url)
         self._parameters, self.pooled = _parse(url)
         self._parameters["connect_timeout"] = max(2, round(timeout_seconds))
@@ -311,7 +303,7 @@ class PostgresConnection(ServerConnection):
     async def _finish(self, doing: str, running: Coroutine[Any, Any, Rows]) -> Rows:
         try:
             self.check_loop()
-        except MailboxError:
+        except errors.MailboxError:
             running.close()
             raise
         task = asyncio.ensure_future(running)
@@ -407,7 +399,7 @@ class PostgresConnection(ServerConnection):
             if found < SCHEMA_VERSION:
                 found = await self._migrate()
             if found > SCHEMA_VERSION:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"the mailboxes in {self.address} were created by a newer Fairtrial: they have schema {found}, "
                     f"this version supports up to {SCHEMA_VERSION}. Upgrade with pip install --upgrade fairtrial."
                 )
@@ -452,7 +444,7 @@ class RenewalConnection:
         """
         with self._lock:
             if self._closed:
-                raise MailboxClosedError("the connection to PostgreSQL is closed")
+                raise errors.MailboxClosedError("the connection to PostgreSQL is closed")
             try:
                 if self._connection is not None and not _is_alive(self._connection):
                     self._connection.close()
@@ -488,12 +480,12 @@ def _parse(url: str) -> tuple[dict[str, Any], bool]:
         given: dict[str, Any] = conninfo_to_dict(f"postgresql:{rest}")
     except psycopg.Error:
         # Without the parser's message: it quotes parts of the URL.
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "invalid PostgreSQL URL: write postgresql://[user[:password]@]host[:port]/database, with / ? # @ : % in a "
             "password percent-encoded"
         ) from None
     if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
-        raise ConfigurationError("the URL of a mailbox on PostgreSQL must start with postgresql://")
+        raise errors.ConfigurationError("the URL of a mailbox on PostgreSQL must start with postgresql://")
     if given.get("password"):
         register_guess(str(given["password"]), "password", "the password of the queue's URL")
     warn_about_plain_text(str(given.get("host") or "").partition(",")[0], given.get("sslmode"), "queue")
@@ -513,7 +505,7 @@ def _without_pgbouncer(url: str) -> tuple[str, bool]:
     parts = query.split("&") if mark else []
     asked = [part.partition("=")[2] for part in parts if part.partition("=")[0] == "pgbouncer"]
     if any(value not in ("true", "false") for value in asked):
-        raise ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
+        raise errors.ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
     rest = "&".join(part for part in parts if part.partition("=")[0] != "pgbouncer")
     return (f"{address}?{rest}" if rest else address), "true" in asked
 

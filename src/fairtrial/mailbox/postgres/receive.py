@@ -11,20 +11,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.mailbox.postgres import statements
 from fairtrial.mailbox.postgres.connection import Rows
-from fairtrial.mailbox.postgres.statements import (
-    ACKNOWLEDGE,
-    CHANNEL,
-    CLAIM,
-    DEAD_COUNT,
-    DEAD_LETTER,
-    DEAD_PAGE,
-    DROP,
-    EXTEND,
-    NACK,
-    NEXT_DUE,
-    RETRY,
-)
 from fairtrial.mailbox.protocol import DeadLetter, Message, validate_receive
 from fairtrial.mailbox.receive import BackgroundReads, ServerReceipt
 
@@ -47,15 +35,15 @@ class Settlement:
         rows = await mailbox.connection.run(
             f"{self.doing} messages of {mailbox.name}", self.statement, columns(self.names, items)
         )
-        if self.statement is NACK:
+        if self.statement is statements.NACK:
             rows = [(id,) for ids, _ in rows for id in ids]
         return kept(rows, [item[0] for item in items])
 
 
-ACKNOWLEDGING = Settlement("acknowledging", ACKNOWLEDGE)
-_NACKING = Settlement("giving back", NACK, ("ids", "leases", "delays", "counted"))
-_EXTENDING = Settlement("extending", EXTEND, ("ids", "leases", "seconds"))
-_DEAD_LETTERING = Settlement("setting aside", DEAD_LETTER, ("ids", "leases", "reasons", "errors"))
+ACKNOWLEDGING = Settlement("acknowledging", statements.ACKNOWLEDGE)
+_NACKING = Settlement("giving back", statements.NACK, ("ids", "leases", "delays", "counted"))
+_EXTENDING = Settlement("extending", statements.EXTEND, ("ids", "leases", "seconds"))
+_DEAD_LETTERING = Settlement("setting aside", statements.DEAD_LETTER, ("ids", "leases", "reasons", "errors"))
 
 
 class PostgresReceipt(ServerReceipt):
@@ -159,7 +147,7 @@ class RowReceiver[T](BackgroundReads[T]):
         connection = self._mailbox.connection
         while True:
             id = await self._mailbox.open()
-            channel = f"{CHANNEL}{id}"
+            channel = f"{statements.CHANNEL}{id}"
             # Subscribed before the first look, so that nothing that arrives after it is missed.
             event = asyncio.Event() if connection.pooled or not wait else connection.listener.subscribe(channel)
             self._waiting.add(event)
@@ -185,7 +173,7 @@ class RowReceiver[T](BackgroundReads[T]):
             left = end - loop.time()
             if messages or left <= 0:
                 return messages
-            if self._mailbox.connection.listener.listens(f"{CHANNEL}{id}"):
+            if self._mailbox.connection.listener.listens(f"{statements.CHANNEL}{id}"):
                 if not await self._listen(event, left, id):
                     return None
                 continue
@@ -203,7 +191,7 @@ class RowReceiver[T](BackgroundReads[T]):
         if await _wait(event, min(seconds, _BRIEF)) or seconds <= _BRIEF:
             return True
         doing = f"receiving from {self._mailbox.name}"
-        rows = await self._mailbox.connection.run(doing, NEXT_DUE, {"name": self._mailbox.name})
+        rows = await self._mailbox.connection.run(doing, statements.NEXT_DUE, {"name": self._mailbox.name})
         if not rows or rows[0][0] != id:
             return False
         due = _LISTENING_SECONDS * _spread() if rows[0][1] is None else rows[0][1] + 0.001
@@ -225,7 +213,7 @@ class RowReceiver[T](BackgroundReads[T]):
             "lease": lease,
             "holder": self._mailbox.holder,
         }
-        rows = await self._mailbox.connection.run(f"receiving from {self._mailbox.name}", CLAIM, parameters)
+        rows = await self._mailbox.connection.run(f"receiving from {self._mailbox.name}", statements.CLAIM, parameters)
         rows.sort(key=lambda row: (row[7], row[0]))  # Whatever waited longest is first.
         return [(PostgresReceipt(self._mailbox, row[0], lease), row) for row in rows]
 
@@ -267,23 +255,23 @@ class PostgresDeadLetters:
 
     async def count(self) -> int:
         """Return the number of dead letters."""
-        return int((await self._run(DEAD_COUNT))[0][0])
+        return int((await self._run(statements.DEAD_COUNT))[0][0])
 
     async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
         """Return the oldest `limit` dead letters, or the next ones `after` an id."""
         if limit < 1:
             raise ConfigurationError(f"limit must be at least 1 (got {limit})")
         first = 0 if after is None else next(iter(_numbers([after])), _MAX_ID)
-        return [await self._letter(row) for row in await self._run(DEAD_PAGE, after=first, limit=limit)]
+        return [await self._letter(row) for row in await self._run(statements.DEAD_PAGE, after=first, limit=limit)]
 
     async def retry(self, *ids: str) -> int:
         """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
-        rows = await self._run(RETRY, ids=_numbers(ids))
+        rows = await self._run(statements.RETRY, ids=_numbers(ids))
         return sum(number for number, _ in rows)
 
     async def drop(self, *ids: str) -> int:
         """Delete these; returns their number."""
-        return await self._mailbox.change("dropping dead letters of", DROP, ids=_numbers(ids))
+        return await self._mailbox.change("dropping dead letters of", statements.DROP, ids=_numbers(ids))
 
     async def _run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
         return await self._mailbox.run("reading dead letters of", statement, **parameters)

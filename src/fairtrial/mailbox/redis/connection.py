@@ -18,19 +18,8 @@ from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.mailbox.batcher import Batcher, OpenBatch
+from fairtrial.mailbox.redis import topology
 from fairtrial.mailbox.redis.scripts import ALL, Call, LuaScript
-from fairtrial.mailbox.redis.topology import (
-    DISCOVERY_SECONDS,
-    MAX_REDIRECTS,
-    AsyncNodes,
-    Node,
-    RedisAddress,
-    ServerNotDurableError,
-    ThreadConnection,
-    Topology,
-    invalid_address,
-    lost_connections,
-)
 from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.redact import register_guess
 
@@ -86,7 +75,7 @@ class RedisConnection(ServerConnection):
         url, asked = _without_durable(url)
         self.durable = durable or asked
         self._url = url
-        self._address = RedisAddress.parse(url)
+        self._address = topology.RedisAddress.parse(url)
         self._timeout = timeout_seconds
         self._options = {
             "socket_keepalive": True,
@@ -102,16 +91,16 @@ class RedisConnection(ServerConnection):
                 "durable=yes requires the address of one Redis server: the replication of Sentinels and Clusters is "
                 "asynchronous, so a failover can lose messages whose sending was confirmed"
             )
-        self._topology = Topology(self._address)
-        self._nodes = AsyncNodes(self._topology, self._connect, self._connect_briefly)
+        self._topology = topology.Topology(self._address)
+        self._nodes = topology.AsyncNodes(self._topology, self._connect, self._connect_briefly)
         self._check_url()
         self._batcher = Batcher(self.server, self._run_batches, MAX_OPERATIONS, MAX_BYTES)
-        self._readers: dict[Node, list[ReadConnection]] = {}
+        self._readers: dict[topology.Node, list[ReadConnection]] = {}
         self._checked = False
         self._ahead = 0.0  # Seconds by which the server's clock is ahead of this machine's.
         self._under_way = 0
         self._idle = asyncio.Event()
-        self.renewals = ThreadConnection(self._topology, {**self._options, "socket_timeout": timeout_seconds})
+        self.renewals = topology.ThreadConnection(self._topology, {**self._options, "socket_timeout": timeout_seconds})
 
     @classmethod
     def of(cls, source: RedisSource | None) -> Self:
@@ -149,7 +138,7 @@ class RedisConnection(ServerConnection):
         self.check_loop()
         key = None if len(args) < 2 or args[0] in _KEYLESS else args[1]
         with self._using():
-            for _ in range(MAX_REDIRECTS):
+            for _ in range(topology.MAX_REDIRECTS):
                 node = await self._nodes.node_of(key)
                 try:
                     return await self._execute(node, args)
@@ -177,9 +166,9 @@ class RedisConnection(ServerConnection):
                         break
         return found
 
-    async def _execute(self, node: Node, args: Sequence[Any]) -> Any:
+    async def _execute(self, node: topology.Node, args: Sequence[Any]) -> Any:
         try:
-            with lost_connections():
+            with topology.lost_connections():
                 return await self._nodes.client(node).execute_command(*args)
         except (RedisError, OSError) as error:
             self._topology.note(error, node)
@@ -193,7 +182,7 @@ class RedisConnection(ServerConnection):
                 return await self._run_on_one(calls)
             answers: list[Any] = [None] * len(calls)
             left: Sequence[int] = range(len(calls))
-            for _ in range(1 + MAX_REDIRECTS):
+            for _ in range(1 + topology.MAX_REDIRECTS):
                 await self._run_on_each(calls, left, answers)
                 left = [at for at in left if isinstance(answers[at], MovedError)]  # They had no effect.
                 if not left:
@@ -202,7 +191,7 @@ class RedisConnection(ServerConnection):
 
     async def _run_on_each(self, calls: Sequence[Call], wanted: Sequence[int], answers: list[Any]) -> None:
         """Run some of the calls on the nodes of their keys, all nodes at once, and put the answers in place."""
-        groups: dict[Node, list[int]] = {}
+        groups: dict[topology.Node, list[int]] = {}
         for at in wanted:
             try:
                 groups.setdefault(await self._nodes.node_of(calls[at].keys[0]), []).append(at)
@@ -220,7 +209,7 @@ class RedisConnection(ServerConnection):
             return [error] * len(calls)
         return await self._run_at(node, calls)
 
-    async def _run_at(self, node: Node, calls: Sequence[Call]) -> list[Any]:
+    async def _run_at(self, node: topology.Node, calls: Sequence[Call]) -> list[Any]:
         client = self._nodes.client(node)
         try:
             answers = await self._pipelined(client, [call.command() for call in calls])
@@ -297,14 +286,14 @@ class RedisConnection(ServerConnection):
     async def _pipelined(self, client: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         if len(commands) == 1:
             try:
-                with lost_connections():
+                with topology.lost_connections():
                     return [await client.execute_command(*commands[0])]
             except redis.exceptions.ResponseError as error:
                 return [error]
         pipeline = client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        with lost_connections():
+        with topology.lost_connections():
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
@@ -312,7 +301,7 @@ class RedisConnection(ServerConnection):
         pipeline = client.pipeline(transaction=False)
         for script in {*ALL, *scripts}:  # Load all: the others are missing too.
             pipeline.execute_command("SCRIPT LOAD", script.text)
-        with lost_connections():
+        with topology.lost_connections():
             await pipeline.execute()
 
     async def check_server(self) -> None:
@@ -375,9 +364,9 @@ class RedisConnection(ServerConnection):
         for gone in (reader, *self._readers.pop(reader.node, ())):
             await gone.close()
 
-    async def unblock(self, node: Node, client_id: int) -> None:
+    async def unblock(self, node: topology.Node, client_id: int) -> None:
         """End a blocking read on the server, as if its time were over, so that no message is lost."""
-        with self._using(), lost_connections():
+        with self._using(), topology.lost_connections():
             await self._nodes.client(node).execute_command("CLIENT UNBLOCK", client_id)
 
     async def close(self) -> None:
@@ -409,7 +398,7 @@ class RedisConnection(ServerConnection):
                 ]
         except ValueError:
             # Without the parser's message: it quotes the presumed port, which may be a part of the password.
-            raise invalid_address() from None
+            raise topology.invalid_address() from None
         for client in clients:
             if password := client.connection_pool.connection_kwargs.get("password"):
                 register_guess(str(password), "password", "the password of the queue's URL")
@@ -421,7 +410,7 @@ class RedisConnection(ServerConnection):
         )
 
     def _connect_briefly(self, url: str) -> Any:
-        seconds = min(self._timeout, DISCOVERY_SECONDS)
+        seconds = min(self._timeout, topology.DISCOVERY_SECONDS)
         options = {**self._options, "socket_connect_timeout": seconds, "socket_timeout": seconds}
         return redis.asyncio.Redis.from_url(url, **options, single_connection_client=True, retry=_no_retry())
 
@@ -429,7 +418,7 @@ class RedisConnection(ServerConnection):
 class ReadConnection:
     """A connection on which one read at a time may block."""
 
-    def __init__(self, connection: RedisConnection, node: Node, client: Any) -> None:
+    def __init__(self, connection: RedisConnection, node: topology.Node, client: Any) -> None:
         self._connection = connection
         self.node = node
         self._client = client
@@ -438,7 +427,7 @@ class ReadConnection:
 
     async def read(self, *command: Any) -> Any:
         """Run a command that may block for up to `BLOCK_SECONDS`."""
-        with lost_connections():
+        with topology.lost_connections():
             if self._id is None:
                 self._id = int(await self._client.execute_command("CLIENT ID"))
             return await self._client.execute_command(*command)
@@ -490,7 +479,7 @@ async def _refuse_if_not_durable(connection: Any) -> None:
     try:
         reply = await connection.read_response()
     except redis.exceptions.NoPermissionError:
-        raise ServerNotDurableError(
+        raise topology.ServerNotDurableError(
             "durable=yes: this user has no permission to read appendonly and appendfsync of the Redis server; "
             "grant +config|get, or leave out durable"
         ) from None
@@ -498,7 +487,7 @@ async def _refuse_if_not_durable(connection: Any) -> None:
     found = {name: settings.get(name.encode(), b"unknown").decode() for name in ("appendonly", "appendfsync")}
     if found != {"appendonly": "yes", "appendfsync": "always"}:
         got = ", ".join(f"{name} {value}" for name, value in found.items())
-        raise ServerNotDurableError(
+        raise topology.ServerNotDurableError(
             f"durable=yes: Redis must run appendonly yes and appendfsync always (got {got}); with other settings a "
             "crash can lose messages whose sending was confirmed"
         )

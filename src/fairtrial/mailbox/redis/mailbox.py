@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from fairtrial.errors import ConfigurationError, ReplyNotAvailableError
 from fairtrial.mailbox.body import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxResolver, Message
+from fairtrial.mailbox.redis import scripts
 from fairtrial.mailbox.redis.connection import MAX_BYTES, MAX_OPERATIONS, RedisConnection, RedisSource
 from fairtrial.mailbox.redis.receive import (
     OURS,
@@ -23,24 +24,6 @@ from fairtrial.mailbox.redis.receive import (
     RedisReceipt,
     StreamReceiver,
     Sweeper,
-)
-from fairtrial.mailbox.redis.scripts import (
-    ACK,
-    ANNOUNCE,
-    ANNOUNCED,
-    ASKED,
-    DEPTH,
-    EXTEND,
-    GROUP,
-    OLDEST,
-    PURGE,
-    PURGE_REPLIES,
-    READERS,
-    RESIGN,
-    SEND,
-    WORKERS,
-    Call,
-    LuaScript,
 )
 from fairtrial.mailbox.redis.topology import is_gone, translated
 from fairtrial.mailbox.server import Reader, Readers, ServerMailbox, ServerMailboxFactory, ServingWorker, T
@@ -118,7 +101,7 @@ class RedisMailbox(ServerMailbox[T]):
             return
         try:
             await self.connection.check_server()
-            await self.connection.command("XGROUP CREATE", self.keys.stream, GROUP, "0", "MKSTREAM")
+            await self.connection.command("XGROUP CREATE", self.keys.stream, scripts.GROUP, "0", "MKSTREAM")
         except (RedisError, OSError) as error:
             if not str(error).startswith("BUSYGROUP"):
                 self.check_open()  # It may have been closed meanwhile, and its connection with it.
@@ -139,7 +122,7 @@ class RedisMailbox(ServerMailbox[T]):
         claimed, data = await self._pack(body, address)
         args = ("s" if claimed else "b", data, address)
         try:
-            id = await self.connection.submit(SEND, (self.keys.stream,), (int(self._create),), args, len(data))
+            id = await self.connection.submit(scripts.SEND, (self.keys.stream,), (int(self._create),), args, len(data))
         except (RedisError, OSError) as error:
             raise translated(error, f"sending to {self.name}") from None
         if id is None:
@@ -150,13 +133,13 @@ class RedisMailbox(ServerMailbox[T]):
         """Put many messages in; returns their ids. What `send` does for each, in fewer steps."""
         self.check_open()
         address = await self._address(reply_to)
-        calls: list[Call] = []
+        calls: list[scripts.Call] = []
         size = count = MAX_BYTES  # Full: the first message opens the first call.
         for body in bodies:
             claimed, data = await self._pack(body, address)
             size += len(data)
             if count >= MAX_OPERATIONS or size >= MAX_BYTES:
-                calls.append(Call(SEND, (self.keys.stream,), [int(self._create)]))
+                calls.append(scripts.Call(scripts.SEND, (self.keys.stream,), [int(self._create)]))
                 size = count = 0
             calls[-1].args += ("s" if claimed else "b", data, address)
             count += 1
@@ -174,7 +157,7 @@ class RedisMailbox(ServerMailbox[T]):
         self.check_open()
         entries = [cast(RedisReceipt, message.receipt).entry for message in messages]
         chunks = [entries[start : start + MAX_OPERATIONS] for start in range(0, len(entries), MAX_OPERATIONS)]
-        calls = [Call(ACK, (self.keys.stream,), [self.consumers.token, *chunk]) for chunk in chunks]
+        calls = [scripts.Call(scripts.ACK, (self.keys.stream,), [self.consumers.token, *chunk]) for chunk in chunks]
         kept: list[bool] = []
         for chunk, answer in zip(chunks, await self.connection.run(calls) if calls else (), strict=True):
             if isinstance(answer, BaseException):
@@ -193,14 +176,16 @@ class RedisMailbox(ServerMailbox[T]):
         for at, receipt in enumerate(receipts):
             groups.setdefault(receipt.consumer, []).append(at)
         consumer, idle = self.consumers.extended(seconds)
-        calls: list[Call] = []
+        calls: list[scripts.Call] = []
         places: list[list[int]] = []
         for held_by, group in groups.items():
             group.sort(key=lambda at: _order(receipts[at].entry))
             for start in range(0, len(group), MAX_OPERATIONS):
                 chunk = group[start : start + MAX_OPERATIONS]
                 head = [self.consumers.token, consumer, idle, held_by]
-                calls.append(Call(EXTEND, (self.keys.stream,), head + [receipts[at].entry for at in chunk]))
+                calls.append(
+                    scripts.Call(scripts.EXTEND, (self.keys.stream,), head + [receipts[at].entry for at in chunk])
+                )
                 places.append(chunk)
                 for at in chunk:
                     receipts[at].consumer = consumer
@@ -235,12 +220,12 @@ class RedisMailbox(ServerMailbox[T]):
     async def depth(self) -> MailboxDepth:
         """Return the number of messages by state."""
         keys = (self.keys.stream, self.keys.delayed, self.keys.dead)
-        entries, pending, delayed, dead = await self.run("counting", DEPTH, keys, ())
+        entries, pending, delayed, dead = await self.run("counting", scripts.DEPTH, keys, ())
         return MailboxDepth(max(0, entries - pending - delayed), delayed, pending, dead)
 
     async def oldest_waiting_seconds(self) -> float | None:
         """How long the message that waits longest has waited; None if none waits, or if we may not ask."""
-        found = await self.run("looking at", OLDEST, (self.keys.stream,), ())
+        found = await self.run("looking at", scripts.OLDEST, (self.keys.stream,), ())
         return self.connection.age_of(found.decode()) if found else None
 
     async def asked_from(self, address: str) -> bool:
@@ -251,14 +236,14 @@ class RedisMailbox(ServerMailbox[T]):
         """
         after = "-"
         while True:
-            reply = await self.run("reading", ASKED, (self.keys.stream,), (address, after, 200))
+            reply = await self.run("reading", scripts.ASKED, (self.keys.stream,), (address, after, 200))
             if isinstance(reply, int):
                 return reply == 1
             after = reply.decode()
 
     async def readers(self) -> Readers:
         """Return the processes that receive from this mailbox, including dead ones whose consumer still exists."""
-        now, oldest, rows = await self.run("looking at the readers of", READERS, (self.keys.stream,), ())
+        now, oldest, rows = await self.run("looking at the readers of", scripts.READERS, (self.keys.stream,), ())
         held: dict[str, Reader] = {}
         for name, pending, idle in rows:
             token, _, lease = name.decode().partition("/")  # One process reads under a name for each length of lease.
@@ -277,17 +262,17 @@ class RedisMailbox(ServerMailbox[T]):
         """Announce for this many seconds that a worker with this fingerprint serves the mailbox; 0 withdraws it."""
         member = f"{fingerprint} {worker} {self.consumers.token}"
         args = (member, round(seconds * 1000), round(_LOST_KEPT_SECONDS * 1000))
-        await self.run("announcing a worker of", ANNOUNCE, (self.keys.workers,), args)
+        await self.run("announcing a worker of", scripts.ANNOUNCE, (self.keys.workers,), args)
 
     async def announced(self) -> Sequence[str]:
         """Return the fingerprint of each worker of this mailbox; empty if it accepts any code."""
-        members = await self.run("looking for workers of", ANNOUNCED, (self.keys.workers,), (_MAX_ANNOUNCED,))
+        members = await self.run("looking for workers of", scripts.ANNOUNCED, (self.keys.workers,), (_MAX_ANNOUNCED,))
         # Anyone with access to Redis can write here, so only digests are displayed.
         return [found[1].decode() for member in members if (found := _ANNOUNCEMENT.fullmatch(member))]
 
     async def workers(self) -> Sequence[ServingWorker]:
         """Return the workers of this mailbox, also those that were lost in the last minutes or still hold leases."""
-        now, found = await self.run("looking for workers of", WORKERS, (self.keys.workers,), (_MAX_ANNOUNCED,))
+        now, found = await self.run("looking for workers of", scripts.WORKERS, (self.keys.workers,), (_MAX_ANNOUNCED,))
         announced: dict[str, tuple[str, float]] = {}
         for member, expires in zip(found[::2], found[1::2], strict=True):
             parts = member.decode("utf-8", "replace").split(" ")
@@ -320,7 +305,7 @@ class RedisMailbox(ServerMailbox[T]):
         after = "-"
         while True:
             keys = (self.keys.stream, self.keys.delayed)
-            step, last = await self.run("purging", PURGE_REPLIES, keys, (after, 500, *addresses))
+            step, last = await self.run("purging", scripts.PURGE_REPLIES, keys, (after, 500, *addresses))
             removed += int(step)
             if not last:
                 return removed
@@ -331,13 +316,13 @@ class RedisMailbox(ServerMailbox[T]):
         target = await self.approximate_count()  # Messages sent meanwhile may stay, so that this ends.
         removed = 0
         while removed < target:
-            step = await self.run("purging", PURGE, (self.keys.stream, self.keys.delayed), (500,))
+            step = await self.run("purging", scripts.PURGE, (self.keys.stream, self.keys.delayed), (500,))
             if step == 0:
                 break
             removed += step
         return removed
 
-    async def run(self, doing: str, script: LuaScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    async def run(self, doing: str, script: scripts.LuaScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script on this mailbox immediately and translate errors."""
         self.check_open()
         try:
@@ -362,7 +347,9 @@ class RedisMailbox(ServerMailbox[T]):
         await self._sweeper.stop()
         if self._opened:
             names = self.consumers.names()
-            await self.run("closing", RESIGN, (self.keys.stream, self.keys.sweeper), (self.consumers.token, *names))
+            await self.run(
+                "closing", scripts.RESIGN, (self.keys.stream, self.keys.sweeper), (self.consumers.token, *names)
+            )
             if self._ttl is not None:
                 await self.command("closing", "DEL", self.keys.stream, self.keys.delayed, self.keys.dead)
 

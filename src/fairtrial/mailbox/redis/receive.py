@@ -15,20 +15,8 @@ from redis.exceptions import MovedError, RedisError
 from fairtrial.errors import BodyError, ConfigurationError, MailboxError
 from fairtrial.mailbox.protocol import DeadLetter, Message
 from fairtrial.mailbox.receive import BackgroundReads, Delivery, ServerReceipt
+from fairtrial.mailbox.redis import scripts
 from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, ReadConnection
-from fairtrial.mailbox.redis.scripts import (
-    ACK,
-    BURY,
-    EXTEND,
-    GROUP,
-    LATE,
-    NACK,
-    RECLAIM,
-    REVIVE,
-    SWEEP,
-    Call,
-    LuaScript,
-)
 from fairtrial.mailbox.redis.topology import is_gone, translated
 
 if TYPE_CHECKING:
@@ -107,31 +95,31 @@ class RedisReceipt(ServerReceipt):
 
     async def acknowledge(self) -> None:
         """See `Message.acknowledge`."""
-        await self._run("acknowledging", ACK, (self.mailbox.keys.stream,), (self.entry,))
+        await self._run("acknowledging", scripts.ACK, (self.mailbox.keys.stream,), (self.entry,))
 
     async def nack(self, delay: float, *, counted: bool) -> None:
         """See `Receipt.nack`."""
         keys = (self.mailbox.keys.stream, self.mailbox.keys.delayed)
         # Rounded up: a message must not return before its delay has passed.
-        await self._run("giving back", NACK, keys, (self.entry, int(delay * 1000 + 0.999999), int(counted)))
+        await self._run("giving back", scripts.NACK, keys, (self.entry, int(delay * 1000 + 0.999999), int(counted)))
 
     async def extend(self, seconds: float) -> None:
         """See `Message.extend_visibility`."""
         consumer, idle = self.mailbox.consumers.extended(seconds)
         head = (consumer, idle, self.consumer)
-        await self._run("extending", EXTEND, (self.mailbox.keys.stream,), (self.entry,), head=head)
+        await self._run("extending", scripts.EXTEND, (self.mailbox.keys.stream,), (self.entry,), head=head)
         self.consumer = consumer
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """See `Message.dead_letter`."""
         keys = (self.mailbox.keys.stream, self.mailbox.keys.dead)
         args = (self.entry, _storable(reason), _storable(error))
-        await self._run("setting aside", BURY, keys, args)
+        await self._run("setting aside", scripts.BURY, keys, args)
 
     async def _run(
         self,
         doing: str,
-        script: LuaScript,
+        script: scripts.LuaScript,
         keys: tuple[str, ...],
         args: tuple[Any, ...],
         *,
@@ -166,7 +154,7 @@ class StreamReceiver[T](BackgroundReads[T]):
         mailbox, used = self._mailbox, False
         mailbox.start_sweeping()
         consumer = mailbox.consumers.reading(visibility)
-        command: tuple[Any, ...] = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count)
+        command: tuple[Any, ...] = ("XREADGROUP", "GROUP", scripts.GROUP, consumer, "COUNT", count)
         if wait > 0:  # Never 0, which means no time limit.
             command += ("BLOCK", max(1, round(min(wait, BLOCK_SECONDS) * 1000)))
         try:
@@ -257,7 +245,7 @@ class RedisDeadLetters:
     async def retry(self, *ids: str) -> int:
         """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
         keys = (self._mailbox.keys.stream, self._mailbox.keys.dead)
-        return int(await self._mailbox.run("retrying dead letters of", REVIVE, keys, ids)) if ids else 0
+        return int(await self._mailbox.run("retrying dead letters of", scripts.REVIVE, keys, ids)) if ids else 0
 
     async def drop(self, *ids: str) -> int:
         """Delete these; returns their number."""
@@ -330,7 +318,7 @@ class Sweeper:
         try:
             while True:
                 answer = await self._mailbox.connection.script(
-                    SWEEP,
+                    scripts.SWEEP,
                     (keys.stream, keys.delayed, keys.sweeper),
                     (self._mailbox.consumers.token, lock_ms, _MOST, _STRAY_MS),
                 )
@@ -350,15 +338,15 @@ class Sweeper:
     async def _reclaim(self, names: list[bytes]) -> list[int]:
         # One call per consumer, so that the server can serve other clients in between.
         consumers = [(name, int(lease)) for name in names if (lease := name.rpartition(b"/")[2]).isdigit()]
-        found = await self._each(LATE, consumers)
+        found = await self._each(scripts.LATE, consumers)
         late = [consumer for consumer, is_late in zip(consumers, found, strict=True) if is_late]
         # If the leases of several workers expire together, the cause is an outage of the server or of machines, and
         # not a message that crashes its worker.
         workers = {name.rpartition(b"/")[0] for name, _ in late}
-        return await self._each(RECLAIM, late, _MOST, int(len(workers) > 1))
+        return await self._each(scripts.RECLAIM, late, _MOST, int(len(workers) > 1))
 
-    async def _each(self, script: LuaScript, consumers: list[tuple[bytes, int]], *args: int) -> list[int]:
-        calls = [Call(script, (self._mailbox.keys.stream,), [name, lease, *args]) for name, lease in consumers]
+    async def _each(self, script: scripts.LuaScript, consumers: list[tuple[bytes, int]], *args: int) -> list[int]:
+        calls = [scripts.Call(script, (self._mailbox.keys.stream,), [name, lease, *args]) for name, lease in consumers]
         answers = await self._mailbox.connection.run(calls) if calls else []
         for answer in answers:
             if isinstance(answer, BaseException):

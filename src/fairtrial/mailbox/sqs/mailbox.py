@@ -12,17 +12,7 @@ from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, Mail
 from fairtrial.mailbox.body import ClaimCheck, readable
 from fairtrial.mailbox.protocol import DeadLetter, Mailbox, MailboxDepth, MailboxResolver, Message
 from fairtrial.mailbox.server import ServerMailbox, T
-from fairtrial.mailbox.sqs.connection import (
-    FAILURES,
-    MAX_BYTES,
-    MAX_ENTRIES,
-    SqsConnection,
-    SqsSource,
-    entry_error,
-    is_gone,
-    is_lost_lease,
-    translated,
-)
+from fairtrial.mailbox.sqs import connection as connecting
 from fairtrial.mailbox.sqs.queues import HEADER_BYTES, MailboxQueues, S3ClaimCheck, WireMessage, as_storable
 from fairtrial.mailbox.sqs.receive import SqsReceipt, SqsReceiver, whole_lease
 
@@ -85,10 +75,13 @@ class SqsDeadLetters:
         while url is not None and empty < _EMPTY_POLLS:
             try:
                 messages = await self._mailbox.connection.receive(
-                    QueueUrl=url, MaxNumberOfMessages=MAX_ENTRIES, VisibilityTimeout=_LISTING_SECONDS, WaitTimeSeconds=0
+                    QueueUrl=url,
+                    MaxNumberOfMessages=connecting.MAX_ENTRIES,
+                    VisibilityTimeout=_LISTING_SECONDS,
+                    WaitTimeSeconds=0,
                 )
-            except FAILURES as error:
-                raise translated(error, f"reading dead letters of {self._mailbox.name}") from None
+            except connecting.FAILURES as error:
+                raise connecting.translated(error, f"reading dead letters of {self._mailbox.name}") from None
             empty = 0 if messages else empty + 1
             for message in messages:
                 try:
@@ -109,10 +102,10 @@ class SqsDeadLetters:
         for future in [submit(operation, url or "", {"ReceiptHandle": handle, **more}) for handle in handles]:
             try:
                 failure = await future
-            except FAILURES as error:
-                raise translated(error, doing) from None
+            except connecting.FAILURES as error:
+                raise connecting.translated(error, doing) from None
             if failure is not None:
-                raise entry_error(failure, doing)
+                raise connecting.entry_error(failure, doing)
 
     async def _letter(self, wire: WireMessage) -> DeadLetter:
         try:
@@ -131,7 +124,7 @@ class SqsDeadLetters:
         )
 
 
-MAX_BODY_BYTES = (MAX_BYTES - HEADER_BYTES) * 3 // 4  # Binary bodies grow by a third in base64.
+MAX_BODY_BYTES = (connecting.MAX_BYTES - HEADER_BYTES) * 3 // 4  # Binary bodies grow by a third in base64.
 _MAX_FOREIGN = 200_000
 
 
@@ -157,14 +150,14 @@ class SqsMailbox(ServerMailbox[T]):
 
     server = "SQS"
     large_bodies = "name an S3 bucket for large bodies in the address: ?bucket=NAME"
-    connection_type = SqsConnection
-    connection: SqsConnection
+    connection_type = connecting.SqsConnection
+    connection: connecting.SqsConnection
 
     def __init__(
         self,
         name: str,
         body_type: type[T] = object,  # type: ignore[assignment]  # plain JSON values
-        connection: SqsSource | None = None,
+        connection: connecting.SqsSource | None = None,
         *,
         reply_resolver: MailboxResolver | None = None,
         claim_check: ClaimCheck | S3ClaimCheck | None = None,
@@ -225,9 +218,9 @@ class SqsMailbox(ServerMailbox[T]):
         wires = [await self._wire(body, address) for body in bodies]
         await self.open()
         sending = []
-        for start in range(0, len(wires), MAX_ENTRIES):
+        for start in range(0, len(wires), connecting.MAX_ENTRIES):
             url = self._next_queue()
-            sending += [self.send_wire(wire, url) for wire in wires[start : start + MAX_ENTRIES]]
+            sending += [self.send_wire(wire, url) for wire in wires[start : start + connecting.MAX_ENTRIES]]
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -254,8 +247,8 @@ class SqsMailbox(ServerMailbox[T]):
             if receipt.is_held():
                 queues.setdefault(receipt.url, []).append(at)
         for url, places in queues.items():
-            for start in range(0, len(places), MAX_ENTRIES):
-                self._renew(url, receipts, places[start : start + MAX_ENTRIES], lease, kept)
+            for start in range(0, len(places), connecting.MAX_ENTRIES):
+                self._renew(url, receipts, places[start : start + connecting.MAX_ENTRIES], lease, kept)
         return kept
 
     def _renew(self, url: str, receipts: Sequence[SqsReceipt], places: list[int], lease: int, kept: list[bool]) -> None:
@@ -274,8 +267,8 @@ class SqsMailbox(ServerMailbox[T]):
             receipts[at].deadline = now + leases[at]
             kept[at] = True
         for failure in answer.get("Failed") or ():
-            if not is_lost_lease(failure):
-                raise entry_error(failure, "renewing leases")
+            if not connecting.is_lost_lease(failure):
+                raise connecting.entry_error(failure, "renewing leases")
 
     async def approximate_count(self) -> int:
         """Return about how many messages have not been settled: waiting, delayed and in flight."""
@@ -297,8 +290,8 @@ class SqsMailbox(ServerMailbox[T]):
         for url in self.queues.urls:
             try:
                 await self.connection.call("purge_queue", QueueUrl=url)
-            except FAILURES as error:
-                raise translated(error, f"purging {self.name}") from None
+            except connecting.FAILURES as error:
+                raise connecting.translated(error, f"purging {self.name}") from None
         return removed
 
     async def count(self, url: str) -> tuple[int, int, int]:
@@ -306,10 +299,10 @@ class SqsMailbox(ServerMailbox[T]):
         names = [f"ApproximateNumberOfMessages{state}" for state in ("", "Delayed", "NotVisible")]
         try:
             answer = await self.connection.call("get_queue_attributes", QueueUrl=url, AttributeNames=names)
-        except FAILURES as error:
-            if is_gone(error):
+        except connecting.FAILURES as error:
+            if connecting.is_gone(error):
                 return 0, 0, 0
-            raise translated(error, f"counting {self.name}") from None
+            raise connecting.translated(error, f"counting {self.name}") from None
         waiting, delayed, in_flight = (int(answer["Attributes"][name]) for name in names)
         return waiting, delayed, in_flight
 
@@ -351,13 +344,13 @@ class SqsMailbox(ServerMailbox[T]):
             failure = await self.connection.batcher.submit(
                 "send_message_batch", url or self._next_queue(), {"MessageBody": text}, size
             )
-        except FAILURES as error:
-            if is_gone(error):
+        except connecting.FAILURES as error:
+            if connecting.is_gone(error):
                 await self.open(again=True)  # Raises if it must not be created.
                 raise MailboxConnectionError(f"{doing}: its queue was deleted, and created again: retry") from None
-            raise translated(error, doing) from None
+            raise connecting.translated(error, doing) from None
         if failure is not None:
-            raise entry_error(failure, doing)
+            raise connecting.entry_error(failure, doing)
 
     async def _depth(self, *, dead: bool) -> MailboxDepth:
         self.check_open()

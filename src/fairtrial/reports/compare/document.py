@@ -8,24 +8,7 @@ from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
 from fairtrial.reports.figures.metrics import is_ratio, is_verdict, verdict_column
-from fairtrial.reports.render import plots
-from fairtrial.reports.render.document import (
-    Bar,
-    Block,
-    Cases,
-    Cell,
-    Column,
-    Conclusion,
-    Content,
-    Document,
-    Heading,
-    Plot,
-    Remarks,
-    Section,
-    Table,
-    Tone,
-    TrialDetails,
-)
+from fairtrial.reports.render import document, plots
 from fairtrial.reports.render.safe_text import sample_title, shown
 from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.reports.report.trials import sample_of
@@ -42,7 +25,7 @@ if TYPE_CHECKING:
         SliceComparison,
     )
 
-TONES: dict[str, Tone] = {
+TONES: dict[str, document.Tone] = {
     "better": "good",
     "worse": "bad",
     "higher": "",
@@ -65,12 +48,12 @@ _SPOKEN_METRICS, _SPOKEN_CANDIDATES = 3, 2
 SHOWN_REPEATS = 3
 
 
-def comparison_document(comparison: Comparison, cases: int, *, detailed: bool = False) -> Document:
+def comparison_document(comparison: Comparison, cases: int, *, detailed: bool = False) -> document.Document:
     """Return the document, with at most `cases` flipped samples in each direction; pages show every detail."""
     detailed = detailed or cases > 0
     candidates = comparison.candidates
     is_single = len(candidates) == 1
-    blocks: list[Block] = [*_verdicts(comparison, detailed=detailed), _differences(comparison)]
+    blocks: list[document.Block] = [*_verdicts(comparison, detailed=detailed), _differences(comparison)]
     if detailed:
         blocks.append(_tests(comparison))
     slices = [_slices(candidate, several=not is_single) for candidate in candidates if candidate.slices]
@@ -79,23 +62,23 @@ def comparison_document(comparison: Comparison, cases: int, *, detailed: bool = 
         blocks += _plots(comparison)
     if detailed:
         blocks.append(_sides(comparison))
-    blocks.append(Remarks(tuple(_remarks(comparison, detailed=detailed))))
+    blocks.append(document.Remarks(tuple(_remarks(comparison, detailed=detailed))))
     if cases and comparison.sources:
         blocks += _flips(comparison, cases)
-    return Document(_title(comparison), tuple(_about(comparison)), tuple(blocks))
+    return document.Document(_title(comparison), tuple(_about(comparison)), tuple(blocks))
 
 
-def report_with_comparisons(report: EvalReport, comparisons: Sequence[Comparison], cases: int) -> Document:
+def report_with_comparisons(report: EvalReport, comparisons: Sequence[Comparison], cases: int) -> document.Document:
     """Return the document of a report, with the comparisons before the list of trials."""
     whole = report.document(cases)
-    trials = [block for block in whole.blocks if isinstance(block, Cases)]
-    blocks: list[Block] = [block for block in whole.blocks if not isinstance(block, Cases)]
+    trials = [block for block in whole.blocks if isinstance(block, document.Cases)]
+    blocks: list[document.Block] = [block for block in whole.blocks if not isinstance(block, document.Cases)]
     for comparison in comparisons:
         found = comparison_document(comparison, cases)
-        blocks += [Heading(found.title, found.about), *found.blocks]
+        blocks += [document.Heading(found.title, found.about), *found.blocks]
     if cases and trials:
-        blocks.append(Heading(report.run.name))
-    return Document(whole.title, whole.about, (*blocks, *trials))
+        blocks.append(document.Heading(report.run.name))
+    return document.Document(whole.title, whole.about, (*blocks, *trials))
 
 
 def _title(comparison: Comparison) -> str:
@@ -160,7 +143,7 @@ def _matched(candidate: CandidateComparison) -> str:
     return f"{formatting.count(candidate.matched, 'sample')} on both sides; {unmatched}{edited}"
 
 
-def _verdicts(comparison: Comparison, *, detailed: bool) -> Iterator[Conclusion]:
+def _verdicts(comparison: Comparison, *, detailed: bool) -> Iterator[document.Conclusion]:
     """A sentence for each verdict. Of many metrics the first and those that differ; of many candidates, the open ones
     of a metric share a sentence unless all details are asked for.
     """
@@ -174,41 +157,41 @@ def _verdicts(comparison: Comparison, *, detailed: bool) -> Iterator[Conclusion]
                 undecided.setdefault(metric.metric, []).append(candidate.name)
             elif differs or place == 0 or len(distinct) <= _SPOKEN_METRICS:
                 sentence = metric.sentence.removeprefix(f"{metric.metric}: ")
-                yield Conclusion(metric.metric, sentence, TONES[metric.verdict])
+                yield document.Conclusion(metric.metric, sentence, TONES[metric.verdict])
     for name, candidates in undecided.items():
         text = f"no detectable difference between {comparison.baseline.name} and {', '.join(candidates)}."
-        yield Conclusion(name, text, TONES["no detectable difference"])
+        yield document.Conclusion(name, text, TONES["no detectable difference"])
 
 
 def _rows(
-    comparison: Comparison, row: Iterable[tuple[CandidateComparison, tuple[Content, ...]]]
-) -> tuple[tuple[Content, ...] | Section, ...]:
+    comparison: Comparison, row: Iterable[tuple[CandidateComparison, tuple[document.Content, ...]]]
+) -> tuple[tuple[document.Content, ...] | document.Section, ...]:
     """Yield rows, under the name of their candidate if there are several."""
-    rows: list[tuple[Content, ...] | Section] = []
+    rows: list[tuple[document.Content, ...] | document.Section] = []
     current: CandidateComparison | None = None
     for candidate, cells in row:
         if len(comparison.candidates) > 1 and candidate is not current:
-            rows.append(Section(candidate.name))
+            rows.append(document.Section(candidate.name))
             current = candidate
         rows.append(cells)
     return tuple(rows)
 
 
-def _differences(comparison: Comparison) -> Table:
+def _differences(comparison: Comparison) -> document.Table:
     unit = any(is_verdict(metric.metric) for candidate in comparison.candidates for metric in candidate.metrics)
     pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     undeclared = all(metric.lower_is_better is None for _, metric in pairs)
     columns = (
-        Column("metric", "left", name=True),
-        Column("baseline"),
-        Column("candidate"),
-        Column("change"),
-        Column(f"{formatting.level(1 - comparison.alpha)} interval"),
-        Column("verdict", "left"),
-        Column("higher" if undeclared else "won", optional=True),
-        Column("lower" if undeclared else "lost", optional=True),
-        Column("tied", optional=True),
-        Column("below and above 0", "left", bar=True),
+        document.Column("metric", "left", name=True),
+        document.Column("baseline"),
+        document.Column("candidate"),
+        document.Column("change"),
+        document.Column(f"{formatting.level(1 - comparison.alpha)} interval"),
+        document.Column("verdict", "left"),
+        document.Column("higher" if undeclared else "won", optional=True),
+        document.Column("lower" if undeclared else "lost", optional=True),
+        document.Column("tied", optional=True),
+        document.Column("below and above 0", "left", bar=True),
     )
     scale = _scale(metric for _, metric in pairs)
     rows = [
@@ -218,9 +201,9 @@ def _differences(comparison: Comparison) -> Table:
                 metric.metric,
                 mean_of(metric.metric, metric.baseline),
                 mean_of(metric.metric, metric.candidate),
-                Cell(change(metric.metric, metric.difference), TONES[metric.verdict]),
+                document.Cell(change(metric.metric, metric.difference), TONES[metric.verdict]),
                 span(metric.metric, metric.low, metric.high),
-                Cell(SHORT[metric.verdict], TONES[metric.verdict]),
+                document.Cell(SHORT[metric.verdict], TONES[metric.verdict]),
                 *_wins_and_losses(metric, named=not undeclared),
                 f"{metric.ties:,}",
                 _bar(metric, scale),
@@ -229,7 +212,7 @@ def _differences(comparison: Comparison) -> Table:
         for candidate, metric in pairs
     ]
     caption = "Differences, pass rates in percentage points" if unit else "Differences"
-    return Table(caption, columns, _rows(comparison, rows))
+    return document.Table(caption, columns, _rows(comparison, rows))
 
 
 def _wins_and_losses(metric: MetricComparison, *, named: bool) -> tuple[str, str]:
@@ -252,21 +235,21 @@ def _scale(metrics: Iterable[MetricComparison]) -> float:
     return max(ends, default=0.0) or 1.0
 
 
-def _bar(metric: MetricComparison, scale: float) -> Bar | None:
+def _bar(metric: MetricComparison, scale: float) -> document.Bar | None:
     if metric.low is None or metric.high is None or metric.difference is None or not _in_unit(metric):
         return None
-    return Bar(metric.low, metric.difference, metric.high, -scale, scale, mark=0.0)
+    return document.Bar(metric.low, metric.difference, metric.high, -scale, scale, mark=0.0)
 
 
-def _tests(comparison: Comparison) -> Table:
+def _tests(comparison: Comparison) -> document.Table:
     several = comparison.tests > 1
     columns = (
-        Column("metric", "left", name=True),
-        Column("pairs"),
-        Column("p"),
-        *([Column("adjusted\np")] if several else []),
-        Column("smallest\ndetectable"),
-        Column("samples to find\nwhat matters"),
+        document.Column("metric", "left", name=True),
+        document.Column("pairs"),
+        document.Column("p"),
+        *([document.Column("adjusted\np")] if several else []),
+        document.Column("smallest\ndetectable"),
+        document.Column("samples to find\nwhat matters"),
     )
     rows = [
         (
@@ -283,50 +266,52 @@ def _tests(comparison: Comparison) -> Table:
         for candidate in comparison.candidates
         for metric in _shown(candidate)
     ]
-    return Table("Samples and tests", columns, _rows(comparison, rows))
+    return document.Table("Samples and tests", columns, _rows(comparison, rows))
 
 
-def _slices(candidate: CandidateComparison, *, several: bool) -> Table:
+def _slices(candidate: CandidateComparison, *, several: bool) -> document.Table:
     metrics = [metric.metric for metric in candidate.metrics if metric.same_as is None]
     undeclared = all(metric.lower_is_better is None for metric in candidate.metrics if metric.same_as is None)
     columns = (
-        Column("slice", "left", name=True),
-        Column("pairs"),
-        Column("higher" if undeclared else "better"),
-        Column("lower" if undeclared else "worse"),
-        Column("difference"),
-        Column("interval"),
-        Column("verdict", "left"),
-        Column("below and above 0", "left", bar=True),
+        document.Column("slice", "left", name=True),
+        document.Column("pairs"),
+        document.Column("higher" if undeclared else "better"),
+        document.Column("lower" if undeclared else "worse"),
+        document.Column("difference"),
+        document.Column("interval"),
+        document.Column("verdict", "left"),
+        document.Column("below and above 0", "left", bar=True),
     )
-    rows: list[tuple[Content, ...] | Section] = []
+    rows: list[tuple[document.Content, ...] | document.Section] = []
     for name in metrics:
         figures = [(part, part[name]) for part in candidate.slices]
         scale = _scale(metric for _, metric in figures)
         if len(metrics) > 1:
-            rows.append(Section(name))
+            rows.append(document.Section(name))
         rows += [_slice(part, metric, scale, named=not undeclared) for part, metric in figures]
     whose = f" of {candidate.name}" if several else ""
-    return Table(f"Slices{whose}", columns, tuple(rows))
+    return document.Table(f"Slices{whose}", columns, tuple(rows))
 
 
-def _slice(part: SliceComparison, metric: MetricComparison, scale: float, *, named: bool) -> tuple[Content, ...]:
+def _slice(
+    part: SliceComparison, metric: MetricComparison, scale: float, *, named: bool
+) -> tuple[document.Content, ...]:
     return (
         part.name,
         f"{metric.n:,}",
         *_wins_and_losses(metric, named=named),
-        Cell(change(metric.metric, metric.difference), TONES[metric.verdict]),
+        document.Cell(change(metric.metric, metric.difference), TONES[metric.verdict]),
         span(metric.metric, metric.low, metric.high),
-        Cell(SHORT[metric.verdict], TONES[metric.verdict]),
+        document.Cell(SHORT[metric.verdict], TONES[metric.verdict]),
         _bar(metric, scale),
     )
 
 
-def _sides(comparison: Comparison) -> Table:
+def _sides(comparison: Comparison) -> document.Table:
     columns = (
-        Column("side", "left", name=True),
-        Column("run", "left", name=True),
-        *(Column(title) for title in ("samples", "trials", "scored", "failed", "missing")),
+        document.Column("side", "left", name=True),
+        document.Column("run", "left", name=True),
+        *(document.Column(title) for title in ("samples", "trials", "scored", "failed", "missing")),
     )
     sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
     rows = [
@@ -337,7 +322,7 @@ def _sides(comparison: Comparison) -> Table:
         )
         for side in sides
     ]
-    return Table("Trials (failed: task errors and timeouts, which count as failures)", columns, tuple(rows))
+    return document.Table("Trials (failed: task errors and timeouts, which count as failures)", columns, tuple(rows))
 
 
 def _remarks(comparison: Comparison, *, detailed: bool) -> Iterator[str]:
@@ -399,7 +384,7 @@ def _scored_only(metric: MetricComparison) -> str:
     )
 
 
-def _plots(comparison: Comparison) -> Iterator[Block]:
+def _plots(comparison: Comparison) -> Iterator[document.Block]:
     several = len(comparison.candidates) > 1
     pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     scale = _scale(metric for _, metric in pairs)
@@ -411,7 +396,7 @@ def _plots(comparison: Comparison) -> Iterator[Block]:
         if _in_unit(metric)
     ]
     if rows:
-        yield Plot("Differences", plots.intervals(rows, "Differences with their intervals", percent=False))
+        yield document.Plot("Differences", plots.intervals(rows, "Differences with their intervals", percent=False))
     for candidate in comparison.candidates:
         whose = f": {candidate.name}" if several else ""
         first = candidate.metrics[0].metric
@@ -425,7 +410,7 @@ def _plots(comparison: Comparison) -> Iterator[Block]:
             ("Higher and lower", ("lower", "higher")) if undeclared else ("Wins and losses", ("worse", "better"))
         )
         caption = f"{what} by slice, {first}{whose}" if candidate.slices else f"{what}, {first}{whose}"
-        yield Plot(caption, plots.wins_and_losses(wins, caption, words=words))
+        yield document.Plot(caption, plots.wins_and_losses(wins, caption, words=words))
     sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
     panels = [
         plots.Distribution(side.name, part.figures.distribution, part.mean_score)
@@ -433,7 +418,7 @@ def _plots(comparison: Comparison) -> Iterator[Block]:
         if part.successful
     ]
     if panels:
-        yield Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed"))
+        yield document.Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed"))
 
 
 def _parts(comparison: Comparison) -> list[ExperimentReport]:
@@ -449,7 +434,7 @@ def _describe(metric: MetricComparison) -> str:
 _DIRECTIONS: tuple[tuple[str, Direction], ...] = (("Lost", "lost"), ("Gained", "gained"))
 
 
-def _flips(comparison: Comparison, limit: int) -> Iterator[Block]:
+def _flips(comparison: Comparison, limit: int) -> Iterator[document.Block]:
     for candidate in comparison.candidates:
         whose = f" by {candidate.name}" if len(comparison.candidates) > 1 else ""
         for name, direction in _DIRECTIONS:
@@ -458,14 +443,14 @@ def _flips(comparison: Comparison, limit: int) -> Iterator[Block]:
                 showing = f", the first {limit:,} shown" if len(flipped) > limit else ""
                 caption = f"{name}{whose}: {formatting.count(len(flipped), 'sample')}{showing}"
                 cases = _read(flipped, limit, name.lower(), "bad" if name == "Lost" else "good")
-                yield Cases(caption, len(flipped), min(limit, len(flipped)), cases)
+                yield document.Cases(caption, len(flipped), min(limit, len(flipped)), cases)
 
 
-def _read(flipped: FlippedSamples, limit: int, outcome: str, tone: Tone) -> Iterator[TrialDetails]:
+def _read(flipped: FlippedSamples, limit: int, outcome: str, tone: document.Tone) -> Iterator[document.TrialDetails]:
     for flip in islice(flipped, limit):
         first = next(iter((*flip.baseline, *flip.candidate)), None)
         title = flip.sample_id if first is None else sample_title(flip.sample_id, sample_of(first).input)
-        yield TrialDetails(title, outcome, tone, tuple(_facts(flip)))
+        yield document.TrialDetails(title, outcome, tone, tuple(_facts(flip)))
 
 
 def _facts(flip: Flip) -> Iterator[tuple[str, str]]:

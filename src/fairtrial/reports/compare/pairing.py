@@ -10,44 +10,15 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial import stats
 from fairtrial.base.formatting import count
 from fairtrial.base.frozen import EMPTY, FrozenDict
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.column_samples import StoredIds
 from fairtrial.reports.figures.columns import ChangedContents, Columns, FloatArray, IntArray, compare_contents, take_ids
 from fairtrial.reports.figures.estimates import difference_at_any_time
-from fairtrial.reports.figures.metrics import (
-    COSTS,
-    FAILED,
-    GEOMETRIC,
-    PASSED,
-    REWARD,
-    SMALLEST_DIFFERENCE,
-    UNIT,
-    VALUE,
-    Range,
-    View,
-    is_mean,
-    is_ratio,
-    is_verdict,
-    measured_metric,
-    parse_quantile,
-    quantile_name,
-    widen,
-)
 from fairtrial.reports.figures.rules import checked_smallest_difference
-from fairtrial.stats import (
-    Interval,
-    JudgedTrials,
-    PairedDifference,
-    Repeats,
-    Undefined,
-    corrected_difference,
-    geometric_ratio,
-    labels_to_detect,
-    paired_difference,
-    quantile_difference,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +65,11 @@ class ComparisonSettings:
     alpha: float = 0.05
     power: float = 0.8
     lower_is_better: frozenset[str] = frozenset()
-    bounds: Mapping[str, Range | None] = field(default=EMPTY)
+    bounds: Mapping[str, metrics.Range | None] = field(default=EMPTY)
     test: Literal["midp", "exact"] = "midp"
     draws: int | None = None
     seed: int = 0
-    smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE
+    smallest_difference_that_matters: float | Mapping[str, float] = metrics.SMALLEST_DIFFERENCE
     higher_is_better: frozenset[str] = frozenset()
     primary: str | None = None
 
@@ -134,10 +105,14 @@ class ComparisonSettings:
 
     def lower(self, metric: str) -> bool | None:
         """Return True if lower is better for a metric; None if the direction is not declared."""
-        metric = measured_metric(metric)
-        if metric in COSTS or metric in self.lower_is_better:
+        metric = metrics.measured_metric(metric)
+        if metric in metrics.COSTS or metric in self.lower_is_better:
             return True
-        known = metric in (PASSED, VALUE, REWARD) or is_verdict(metric) or metric in self.higher_is_better
+        known = (
+            metric in (metrics.PASSED, metrics.VALUE, metrics.REWARD)
+            or metrics.is_verdict(metric)
+            or metric in self.higher_is_better
+        )
         return False if known else None
 
     def declared_by(self, *sides: Columns) -> ComparisonSettings:
@@ -147,10 +122,10 @@ class ComparisonSettings:
         """
         found = {name: higher for side in reversed(sides) for name, higher in side.directions.items()}
         unsaid = {name: higher for name, higher in found.items() if self.lower(name) is None}
-        ranges: dict[str, Range | None] = {}
+        ranges: dict[str, metrics.Range | None] = {}
         for side in sides:
             for name, ends in side.ranges.items():
-                widen(ranges, name, ends)
+                metrics.widen(ranges, name, ends)
         kept = {
             name: ends
             for name, ends in ranges.items()
@@ -168,17 +143,17 @@ class ComparisonSettings:
         named = [name for name in columns.values if self.lower(name) is not None]
         return columns.declare(self.bounds, {name: not self.lower(name) for name in named})
 
-    def range_of(self, metric: str) -> Range | None:
+    def range_of(self, metric: str) -> metrics.Range | None:
         """Return the range of a metric if it is declared; scores and verdicts lie between 0 and 1."""
-        if not is_mean(metric):
+        if not metrics.is_mean(metric):
             return None
-        return self.bounds.get(metric, UNIT if metric == VALUE or is_verdict(metric) else None)
+        return self.bounds.get(metric, metrics.UNIT if metric == metrics.VALUE or metrics.is_verdict(metric) else None)
 
     def worst_of(self, metric: str) -> float | None:
         """Return what a failure of the system counts as in a metric; None if it has no range or no direction."""
-        if is_ratio(metric):
+        if metrics.is_ratio(metric):
             return None
-        bounds, lower = self.range_of(measured_metric(metric)), self.lower(metric)
+        bounds, lower = self.range_of(metrics.measured_metric(metric)), self.lower(metric)
         # Without a declared direction a failure has no worst value: the least toxicity would be the best.
         return None if bounds is None or lower is None else bounds[1] if lower else bounds[0]
 
@@ -188,16 +163,16 @@ class ComparisonSettings:
         if isinstance(given, Mapping):
             if metric in given:
                 return given[metric]
-            given = SMALLEST_DIFFERENCE
-        return given if bounds == UNIT else None
+            given = metrics.SMALLEST_DIFFERENCE
+        return given if bounds == metrics.UNIT else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledSides:
     """The judged trials of both sides on their common samples, with people's labels."""
 
-    candidate: JudgedTrials
-    baseline: JudgedTrials
+    candidate: stats.JudgedTrials
+    baseline: stats.JudgedTrials
     clusters: IntArray | None
     refusal: str | None  # Why the labels are unusable.
     drawn: bool  # Whether the labelled trials of both sides are known to be random samples.
@@ -213,24 +188,24 @@ class Scores:
     """One metric on both sides of the pairs, ready to be compared."""
 
     metric: str
-    candidate: Repeats
-    baseline: Repeats
+    candidate: stats.Repeats
+    baseline: stats.Repeats
     bounds: tuple[float, float] | None
     left_out: int  # Failures of the system without a value in this metric.
     labelled: LabelledSides | None = None
-    view: View = "system"
+    view: metrics.View = "system"
 
     @property
     def repeats(self) -> int | None:
         """The maximum number of repeats of pass/fail scores; None for graded scores."""
         sides = (self.candidate, self.baseline)
-        if self.bounds != UNIT or not all(side.binary for side in sides):
+        if self.bounds != metrics.UNIT or not all(side.binary for side in sides):
             return None
         return max(1, *(int(side.counts.max(initial=0)) for side in sides))
 
     def same_as(self, other: Scores) -> bool:
         """True if two metrics have the same numbers, compared in the same way: then they are one test."""
-        ways = [one.metric.removesuffix(measured_metric(one.metric)) for one in (self, other)]
+        ways = [one.metric.removesuffix(metrics.measured_metric(one.metric)) for one in (self, other)]
         return (
             ways[0] == ways[1]
             and (self.labelled is None) == (other.labelled is None)
@@ -325,7 +300,7 @@ class Pairs:
 
     def missing_values(self, metric: str) -> int:
         """Count planned pairs with at least one trial without a value in this metric."""
-        metric = measured_metric(metric)
+        metric = metrics.measured_metric(metric)
         gaps = self.candidate.gaps(metric).any(axis=1) | self.baseline.gaps(metric).any(axis=1)
         return int(np.count_nonzero(gaps)) + self.planned - self.rows
 
@@ -410,13 +385,13 @@ def _same_ids(candidate: Sequence[str], baseline: Sequence[str]) -> bool:
     return list(candidate) == list(baseline) and len(set(baseline)) == len(baseline)
 
 
-def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSettings) -> Scores:
+def scores_of(pairs: Pairs, metric: str, view: metrics.View, settings: ComparisonSettings) -> Scores:
     """Return the scores of a metric on both sides; failures count as its worst value, if it has one."""
     sides = (pairs.candidate, pairs.baseline)
     bounds, worst = settings.range_of(metric), settings.worst_of(metric)
-    left_out, measured = 0, measured_metric(metric)
-    if worst is None and view != "scored" and measured not in COSTS:
-        left_out = sum(side.count(FAILED) for side in sides)
+    left_out, measured = 0, metrics.measured_metric(metric)
+    if worst is None and view != "scored" and measured not in metrics.COSTS:
+        left_out = sum(side.count(metrics.FAILED) for side in sides)
     candidate, baseline = (side.scores(measured, view, worst=worst) for side in sides)
     both_counted = (candidate.counts > 0) & (baseline.counts > 0)
     labelled = _labelled(pairs, metric, view, worst, both_counted)
@@ -424,7 +399,7 @@ def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSetting
 
 
 def _labelled(
-    pairs: Pairs, metric: str, view: View, worst: float | None, rows: NDArray[np.bool_]
+    pairs: Pairs, metric: str, view: metrics.View, worst: float | None, rows: NDArray[np.bool_]
 ) -> LabelledSides | None:
     labels = [side.labels_of(metric) for side in (pairs.candidate, pairs.baseline)]
     if labels[0] is None or labels[1] is None:
@@ -438,7 +413,7 @@ def _labelled(
     )
 
 
-def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> PairedDifference:
+def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> stats.PairedDifference:
     """Compute candidate - baseline with its interval and test."""
     if pairs.watched:
         system = scores.view == "system"
@@ -455,11 +430,11 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
         return _corrected(scores, scores.labelled, settings)
     sides = (scores.candidate, scores.baseline)
     common = _Common(clusters=pairs.clusters, level=settings.level, power=settings.power, draws=settings.draws)
-    if (quantile := parse_quantile(scores.metric)) is not None:
-        return quantile_difference(*sides, quantile[1], seed=settings.seed, **common)
-    if is_ratio(scores.metric):
-        return geometric_ratio(*sides, seed=settings.seed, **common)
-    found = paired_difference(*sides, bounds=scores.bounds, test=settings.test, seed=settings.seed, **common)
+    if (quantile := metrics.parse_quantile(scores.metric)) is not None:
+        return stats.quantile_difference(*sides, quantile[1], seed=settings.seed, **common)
+    if metrics.is_ratio(scores.metric):
+        return stats.geometric_ratio(*sides, seed=settings.seed, **common)
+    found = stats.paired_difference(*sides, bounds=scores.bounds, test=settings.test, seed=settings.seed, **common)
     if not found.heavy_tail:
         return found
     return replace(found, notes=(*found.notes, way_on(scores.metric)))
@@ -467,7 +442,8 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
 
 def way_on(metric: str) -> str:
     """Say what to compare instead of means with a long tail."""
-    return f"Compare {quantile_name(metric, 0.5)}, {quantile_name(metric, 0.95)} or {GEOMETRIC}{metric} instead."
+    half, most = metrics.quantile_name(metric, 0.5), metrics.quantile_name(metric, 0.95)
+    return f"Compare {half}, {most} or {metrics.GEOMETRIC}{metric} instead."
 
 
 class _Common(TypedDict):
@@ -480,8 +456,8 @@ class _Common(TypedDict):
 
 
 def difference_with_missing(
-    pairs: Pairs, metric: str, interval: Interval, fill: tuple[float, float], settings: ComparisonSettings
-) -> Interval | None:
+    pairs: Pairs, metric: str, interval: stats.Interval, fill: tuple[float, float], settings: ComparisonSettings
+) -> stats.Interval | None:
     """Return the interval that holds whatever the missing values would have been, in the range `fill`."""
     least, most = fill
     completed = [pairs.completed(metric, *ends) for ends in ((least, most), (most, least))]
@@ -490,7 +466,7 @@ def difference_with_missing(
     )
 
 
-def hull(interval: Interval, others: Sequence[Interval | None]) -> Interval | None:
+def hull(interval: stats.Interval, others: Sequence[stats.Interval | None]) -> stats.Interval | None:
     """Return the smallest interval that contains all of these; None if one is undefined."""
     whole = interval
     for one in others:
@@ -500,8 +476,8 @@ def hull(interval: Interval, others: Sequence[Interval | None]) -> Interval | No
     return whole
 
 
-def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSettings) -> PairedDifference:
-    found = corrected_difference(
+def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSettings) -> stats.PairedDifference:
+    found = stats.corrected_difference(
         sides.candidate,
         sides.baseline,
         clusters=sides.clusters,
@@ -517,8 +493,8 @@ def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSetting
 
 
 def labels_needed(
-    pairs: Pairs, metric: str, found: PairedDifference, shift: float, settings: ComparisonSettings
-) -> int | Undefined:
+    pairs: Pairs, metric: str, found: stats.PairedDifference, shift: float, settings: ComparisonSettings
+) -> int | stats.Undefined:
     """Return the labels of each side at which a true difference of `shift` would show."""
     columns = [side.labels_of(metric) for side in (pairs.candidate, pairs.baseline)]
     most = max(0 if column is None else column.count for column in columns)
@@ -526,13 +502,13 @@ def labels_needed(
         pairs, candidate=replace(pairs.candidate, labels=None), baseline=replace(pairs.baseline, labels=None)
     )
     judge = difference(scores_of(judged, metric, "system", settings), judged, settings)
-    return labels_to_detect(most, found.se, judge.se, shift, level=settings.level, power=settings.power)
+    return stats.labels_to_detect(most, found.se, judge.se, shift, level=settings.level, power=settings.power)
 
 
 def changes(pairs: Pairs) -> SampleChanges:
     """Return how the result of each common sample changed."""
-    known, passed = _means(pairs, PASSED)
-    scored, values = _means(pairs, VALUE)
+    known, passed = _means(pairs, metrics.PASSED)
+    scored, values = _means(pairs, metrics.VALUE)
     change = passed[1] - passed[0]
     by_value = np.where(scored, values[1] - values[0], 0.0)
     for numbers in (change, by_value):

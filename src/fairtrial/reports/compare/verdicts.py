@@ -7,25 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fairtrial import stats
 from fairtrial.base.formatting import change_text, count, level, mean_text, p_text, range_text, samples_text, size_text
 from fairtrial.reports.compare.comparison import Verdict
 from fairtrial.reports.compare.pairing import ComparisonSettings
 from fairtrial.reports.figures.metrics import OVERSTATED, is_ratio, is_verdict
-from fairtrial.stats import (
-    BETTING_TEST,
-    FEW_CLUSTERS,
-    LABELS_TEST,
-    MeanEstimate,
-    PairedDifference,
-    QuantileEstimate,
-    Undefined,
-    benjamini_hochberg,
-    binary_mde,
-    detectable_shift,
-    holm,
-    pairs_to_detect,
-    samples_to_detect,
-)
 from fairtrial.stats.differences import FARTHER_OUT
 from fairtrial.stats.power import excess_width
 
@@ -37,7 +23,7 @@ FEW_UNEQUAL = 10
 class AdjustedDifference:
     """A difference, its p-value adjusted for all tests made together, and their number."""
 
-    difference: PairedDifference
+    difference: stats.PairedDifference
     adjusted: float | None = None
     tests: int = 1
 
@@ -49,7 +35,7 @@ def adjust(found: Sequence[AdjustedDifference], how: Literal["holm", "bh"], *, o
     """
     tested = [one for one in found if one.difference.p_value is not None]
     p_values = [one.difference.p_value or 0.0 for one in tested] + [1.0] * others
-    adjusted = (holm if how == "holm" else benjamini_hochberg)(p_values)
+    adjusted = (stats.holm if how == "holm" else stats.benjamini_hochberg)(p_values)
     for one, p in zip(tested, adjusted.tolist(), strict=False):
         one.adjusted, one.tests = p, len(tested)
     return len(tested)
@@ -81,9 +67,9 @@ def _word(lower: bool | None, *, rises: bool) -> Verdict:
     return "better" if rises is not lower else "worse"
 
 
-def has_few_clusters(found: PairedDifference | MeanEstimate | QuantileEstimate) -> bool:
+def has_few_clusters(found: stats.PairedDifference | stats.MeanEstimate | stats.QuantileEstimate) -> bool:
     """True if the effective number of clusters is too small for a verdict."""
-    return found.effective_clusters is not None and found.effective_clusters < FEW_CLUSTERS
+    return found.effective_clusters is not None and found.effective_clusters < stats.FEW_CLUSTERS
 
 
 def _holds_among_others(found: AdjustedDifference, settings: ComparisonSettings) -> bool:
@@ -91,7 +77,7 @@ def _holds_among_others(found: AdjustedDifference, settings: ComparisonSettings)
 
 
 def detectable(
-    found: PairedDifference, tests: int, settings: ComparisonSettings, bounds: tuple[float, float] | None
+    found: stats.PairedDifference, tests: int, settings: ComparisonSettings, bounds: tuple[float, float] | None
 ) -> float | None:
     """Return the true difference that is detected with the given power among this many tests.
 
@@ -102,11 +88,11 @@ def detectable(
         return None if found.mde is None else float(found.mde)
     level = 1 - settings.alpha / tests
     if is_mcnemar(found):
-        exact = binary_mde(found.wins, found.losses, found.n, level=level, power=settings.power)
-        return None if isinstance(exact, Undefined) else exact
+        exact = stats.binary_mde(found.wins, found.losses, found.n, level=level, power=settings.power)
+        return None if isinstance(exact, stats.Undefined) else exact
     units = found.n if found.clusters is None else found.clusters
     stricter, usual = (
-        detectable_shift(math.inf if found.df is None else found.df, units=units, level=one, power=settings.power)
+        stats.detectable_shift(math.inf if found.df is None else found.df, units=units, level=one, power=settings.power)
         for one in (level, settings.level)
     )
     effect = float(found.mde) * stricter / usual
@@ -123,7 +109,7 @@ def added_variance(difference: float, repeats: int) -> float:
 
 
 def samples_needed(
-    found: PairedDifference,
+    found: stats.PairedDifference,
     tests: int,
     settings: ComparisonSettings,
     matters: float | None,
@@ -141,20 +127,25 @@ def samples_needed(
     `repeats` is the number of repeats of pass/fail scores, to which a true difference brings variance of its own. Of a
     `ratio`, errors are those of logarithms.
     """
-    if matters is None or found.difference is None or found.heavy_tail or found.test in (BETTING_TEST, LABELS_TEST):
+    if (
+        matters is None
+        or found.difference is None
+        or found.heavy_tail
+        or found.test in (stats.BETTING_TEST, stats.LABELS_TEST)
+    ):
         return None
     if found.wins + found.losses < FEW_UNEQUAL:
         return None
     level = 1 - settings.alpha / max(1, tests)
-    needed: int | Undefined
+    needed: int | stats.Undefined
     if is_mcnemar(found):
         unequal = (found.wins + found.losses) / found.n
-        needed = pairs_to_detect(unequal, matters, level=level, power=settings.power)
+        needed = stats.pairs_to_detect(unequal, matters, level=level, power=settings.power)
     elif found.se:
         units = found.n if found.clusters is None else found.clusters
         extra = 0.0 if repeats is None else added_variance(matters, repeats) / found.n
         error = math.sqrt(found.se**2 + extra)
-        needed = samples_to_detect(
+        needed = stats.samples_to_detect(
             found.n,
             error,
             math.log1p(matters) if ratio else matters,
@@ -166,10 +157,10 @@ def samples_needed(
         )
     else:
         return None
-    return None if isinstance(needed, Undefined) else needed
+    return None if isinstance(needed, stats.Undefined) else needed
 
 
-def excess_of(found: PairedDifference, *, ratio: bool) -> float:
+def excess_of(found: stats.PairedDifference, *, ratio: bool) -> float:
     """Return how much wider than t the interval of a difference without bounds is, for `samples_to_detect`."""
     ends = found.interval
     if ends is None or found.se is None or FARTHER_OUT not in ends.method:
@@ -180,7 +171,7 @@ def excess_of(found: PairedDifference, *, ratio: bool) -> float:
     return excess_width((high - low) / 2, found.se, df, units, level=ends.level)
 
 
-def is_mcnemar(found: PairedDifference) -> bool:
+def is_mcnemar(found: stats.PairedDifference) -> bool:
     """True for single pass/fail outcomes of independent samples."""
     return found.test is not None and "McNemar" in found.test
 
@@ -225,7 +216,7 @@ def sentence(
         )
     if verdict in ("better", "worse"):
         text = f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
-        if one.test == BETTING_TEST:
+        if one.test == stats.BETTING_TEST:
             return f"{text} {OVERSTATED}"
         if matters is not None and max(abs(one.interval.low), abs(one.interval.high)) < matters:
             text += f" That is less than the {size_that_matters} that matter."
@@ -233,13 +224,13 @@ def sentence(
     if verdict == "as good as":
         return f"{metric}: {candidate} is as good as {baseline}, within {size_that_matters}: {figures}."
     opening = f"no detectable difference between {candidate} and {baseline}"
-    if one.test != BETTING_TEST and (mde is None or abs(one.difference) >= mde):
+    if one.test != stats.BETTING_TEST and (mde is None or abs(one.difference) >= mde):
         # The difference is large enough, but there are too few samples.
         opening = f"too few samples to tell {candidate} from {baseline}"
     parts = [f"{metric}: {opening}: {figures}."]
     if not one.interval.contains(0.0):
         parts.append(f"On its own this would count as a difference; among {found.tests} tests it may be chance.")
-    if one.test == BETTING_TEST:
+    if one.test == stats.BETTING_TEST:
         parts.append("The run used its own results to decide when to stop, so only strong evidence counts.")
         return " ".join(parts)
     size = count(one.n, "sample") + ("" if labels is None else " and these labels")

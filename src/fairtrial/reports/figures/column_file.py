@@ -21,18 +21,7 @@ from fairtrial.base.lru import LruCache
 from fairtrial.base.types import JSON
 from fairtrial.reports.figures.column_samples import SampleArrays, StoredIds, read_samples
 from fairtrial.reports.figures.metrics import REWARD, Range, widen
-from fairtrial.store.column_cache import (
-    FIRST_ARRAY,
-    HEAD,
-    MAGIC,
-    ArrayPlace,
-    ColumnHeader,
-    column_path,
-    header_bytes,
-    read_header,
-    store_key,
-    totals_json,
-)
+from fairtrial.store import column_cache
 from fairtrial.store.numbers import DETAILS, BlockState, NumberStore, NumberTexts
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, split_facts
 from fairtrial.store.rows import SCORED, all_metrics
@@ -61,7 +50,7 @@ def _numbers(text: str) -> NDArray[np.int64]:
 class BlockReader:
     """Reads blocks; collects where each metric and each declared direction first occurred, by experiment."""
 
-    def __init__(self, run: RunRecord, old: ColumnHeader | None) -> None:
+    def __init__(self, run: RunRecord, old: column_cache.ColumnHeader | None) -> None:
         self._experiments, self._repeats = len(run.experiments), run.repeats
         self.metrics: list[dict[str, Occurrence]] = [{} for _ in run.experiments]
         self.directions: list[dict[str, tuple[Occurrence, bool]]] = [{} for _ in run.experiments]
@@ -205,7 +194,7 @@ _lock = threading.Lock()
 class ColumnFile:
     """The arrays of one run in one state. Read-only; safe to use from several threads."""
 
-    def __init__(self, header: ColumnHeader, data: mmap.mmap | bytearray | bytes) -> None:
+    def __init__(self, header: column_cache.ColumnHeader, data: mmap.mmap | bytearray | bytes) -> None:
         self.header = header
         self._data = data
         self._computed: LruCache[Hashable, Any] = LruCache(_REMEMBERED)  # From this state of the run.
@@ -272,7 +261,7 @@ def open_columns(
     if not isinstance(store, NumberStore):
         return None
     run = store.get_run(run.run_id)  # It may have been continued since the caller read it.
-    path, key = column_path(store.identity, run.run_id), store_key(store.identity)
+    path, key = column_cache.column_path(store.identity, run.run_id), column_cache.store_key(store.identity)
     old = _load(path)
     if old is None:
         with _lock:
@@ -317,7 +306,7 @@ def _load(path: Path) -> ColumnFile | None:
                 known = _open.get(path)
             if known is not None and known[0] == identity:
                 return known[1]
-            header = read_header(file)
+            header = column_cache.read_header(file)
             if header is None or not _intact(file.fileno(), header):
                 return None
             found = ColumnFile(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -328,7 +317,7 @@ def _load(path: Path) -> ColumnFile | None:
     return found
 
 
-def _intact(handle: int, header: ColumnHeader) -> bool:
+def _intact(handle: int, header: column_cache.ColumnHeader) -> bool:
     """Compare the bytes of all arrays with their CRCs. Read, not mapped: mapped pages count as memory."""
     buffer = bytearray(_CHECKED_AT_ONCE)
     view = memoryview(buffer)
@@ -391,7 +380,7 @@ def _refresh(
     return made
 
 
-def _final_blocks(header: ColumnHeader) -> int:
+def _final_blocks(header: column_cache.ColumnHeader) -> int:
     """Return the number of leading blocks in which every trial is scored: they never change."""
     for place, (_stored, scored, _attempts) in enumerate(header.blocks):
         if scored != BLOCK:
@@ -456,20 +445,20 @@ class _FileBuilder:
         self._states, self._extent, self._old = states, extent, old
         self._progress = progress
 
-    def write(self, target: _FileTarget | _MemoryTarget) -> ColumnHeader:
+    def write(self, target: _FileTarget | _MemoryTarget) -> column_cache.ColumnHeader:
         run, store = self._run, self._store
         places: dict[str, tuple[str, int, int]] = {}
-        self._end = FIRST_ARRAY
+        self._end = column_cache.FIRST_ARRAY
         samples = self._samples(target, places)
         reader = BlockReader(run, None if self._old is None else self._old.header)
         blocks, rows = self._results(target, places, reader)
-        totals = [totals_json(one) for one in store.totals(run.run_id)]
+        totals = [column_cache.totals_json(one) for one in store.totals(run.run_id)]
         now = store.get_run(run.run_id)
         counted = sum(sum(one["outcomes"].values()) for one in totals)
         # What was written meanwhile belongs to another state: the next reader compares the blocks.
         unrevised = now.revision == run.revision
         settled = now.finished_at is not None and now.finished_at == run.finished_at and counted == rows
-        header = ColumnHeader(
+        header = column_cache.ColumnHeader(
             store=self._key,
             run_id=run.run_id,
             created_at=run.created_at,
@@ -489,13 +478,15 @@ class _FileBuilder:
             codes=samples.codes,
             uncoded=sorted(samples.uncoded),
             arrays={
-                name: ArrayPlace(dtype, offset, count, target.crc(offset, count * np.dtype(dtype).itemsize))
+                name: column_cache.ArrayPlace(
+                    dtype, offset, count, target.crc(offset, count * np.dtype(dtype).itemsize)
+                )
                 for name, (dtype, offset, count) in places.items()
             },
         )
-        text = header_bytes(header)
+        text = column_cache.header_bytes(header)
         target.write(self._end, text)
-        target.write(0, HEAD.pack(MAGIC, self._end, len(text), zlib.crc32(text)))
+        target.write(0, column_cache.HEAD.pack(column_cache.MAGIC, self._end, len(text), zlib.crc32(text)))
         return header
 
     def _samples(self, target: _FileTarget | _MemoryTarget, places: dict[str, tuple[str, int, int]]) -> SampleArrays:
@@ -570,7 +561,7 @@ class _FileBuilder:
             target.write(offset + first * empty.dtype.itemsize, empty)
 
 
-def _has_block(header: ColumnHeader, number: int, state: BlockState, end: int) -> bool:
+def _has_block(header: column_cache.ColumnHeader, number: int, state: BlockState, end: int) -> bool:
     return number < len(header.blocks) and header.blocks[number] == list(state) and end <= header.extent
 
 

@@ -14,22 +14,8 @@ from fairtrial.base.codec import canonical
 from fairtrial.base.frozen import EMPTY, FrozenDict
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.column_samples import StoredIds
-from fairtrial.reports.figures.metrics import (
-    COSTS,
-    FAILED,
-    LAST_COUNTED,
-    LATENCY,
-    MISSING,
-    NOT_RUN,
-    REWARD,
-    SCORED,
-    UNIT,
-    VALUE,
-    Range,
-    View,
-    is_verdict,
-)
 from fairtrial.stats import JudgedTrials, Repeats
 
 type _Hashes = NDArray[np.int64]
@@ -191,7 +177,7 @@ class Columns:
     groups: Mapping[str, Sequence[Hashable]] = EMPTY
     fingerprint: str = ""
     adaptive: int | None = None
-    ranges: Mapping[str, Range] = EMPTY
+    ranges: Mapping[str, metrics.Range] = EMPTY
     directions: Mapping[str, bool] = EMPTY
     stopped_by_width: bool = False
     labels: LabelColumn | None = None
@@ -210,7 +196,7 @@ class Columns:
         groups: Mapping[str, Sequence[Hashable]] = EMPTY,
         adaptive: int | None = None,
         directions: Mapping[str, bool] = EMPTY,
-        ranges: Mapping[str, Range] = EMPTY,
+        ranges: Mapping[str, metrics.Range] = EMPTY,
     ) -> Columns:
         """Create columns from arrays of one score, or one row of repeats, per sample (default: all scored)."""
         arrays: dict[str, FloatArray] = {}
@@ -218,7 +204,9 @@ class Columns:
             array = np.asarray(given, dtype=np.float64)
             arrays[key] = array[:, None] if array.ndim == 1 else array
         shape = next(iter(arrays.values())).shape
-        classes = np.full(shape, SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
+        classes = (
+            np.full(shape, metrics.SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
+        )
         known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
         codes = None if clusters is None else codes_of(clusters)
         return cls(
@@ -242,17 +230,17 @@ class Columns:
 
     def count(self, *classes: int) -> int:
         """Count trials with one of these outcomes."""
-        found = np.bincount(self.outcomes.reshape(-1), minlength=MISSING + 1)
+        found = np.bincount(self.outcomes.reshape(-1), minlength=metrics.MISSING + 1)
         return int(sum(found[one] for one in classes))
 
-    def counted(self, view: View) -> NDArray[np.bool_]:
+    def counted(self, view: metrics.View) -> NDArray[np.bool_]:
         """Return the trials that count, cell by cell."""
-        return np.asarray((self.outcomes >= SCORED) & (self.outcomes <= LAST_COUNTED[view]))
+        return np.asarray((self.outcomes >= metrics.SCORED) & (self.outcomes <= metrics.LAST_COUNTED[view]))
 
     @property
     def missing(self) -> int:
         """Trials that say nothing about the system: not run, or not scored for reasons outside the system."""
-        return self.trials - self.count(SCORED, FAILED)
+        return self.trials - self.count(metrics.SCORED, metrics.FAILED)
 
     def gaps(self, metric: str) -> NDArray[np.bool_]:
         """Return the trials without a value in this metric that should have one, cell by cell.
@@ -261,11 +249,11 @@ class Columns:
         executed trial without a latency, which is a warm-up.
         """
         finite = np.isfinite(self.values.get(metric, np.full((1, 1), np.nan)))
-        if metric in COSTS:
-            return np.asarray(~finite & ~(self.counted("system") & (metric == LATENCY)))
-        known = metric in (VALUE, REWARD) or is_verdict(metric) or metric in self.directions
-        excused = (self.outcomes == FAILED) & (known and self.bounds(metric) is not None)
-        return np.asarray(~((self.outcomes == SCORED) & finite) & ~excused)
+        if metric in metrics.COSTS:
+            return np.asarray(~finite & ~(self.counted("system") & (metric == metrics.LATENCY)))
+        known = metric in (metrics.VALUE, metrics.REWARD) or metrics.is_verdict(metric) or metric in self.directions
+        excused = (self.outcomes == metrics.FAILED) & (known and self.bounds(metric) is not None)
+        return np.asarray(~((self.outcomes == metrics.SCORED) & finite) & ~excused)
 
     def missing_values(self, metric: str) -> int:
         """Count planned trials without a value in this metric (see `gaps`)."""
@@ -284,7 +272,7 @@ class Columns:
             self,
             ids=[*self.ids, *("" for _ in range(extra))],
             planned=len(self.ids) + extra,
-            outcomes=np.where(gaps, SCORED, np.pad(self.outcomes, pad)).astype(np.int8),
+            outcomes=np.where(gaps, metrics.SCORED, np.pad(self.outcomes, pad)).astype(np.int8),
             values={metric: np.where(gaps, value, np.pad(values, pad))},
             clusters=clusters,
             groups=EMPTY,
@@ -311,7 +299,7 @@ class Columns:
         """Return the same samples with the trials of some of them missing."""
         return replace(
             self,
-            outcomes=np.where(rows[:, None], NOT_RUN, self.outcomes).astype(np.int8),
+            outcomes=np.where(rows[:, None], metrics.NOT_RUN, self.outcomes).astype(np.int8),
             values={name: np.where(rows[:, None], np.nan, array) for name, array in self.values.items()},
         )
 
@@ -322,17 +310,17 @@ class Columns:
         """
         return self if self.adaptive is None else self.take(np.arange(self.adaptive, dtype=np.intp))
 
-    def bounds(self, metric: str) -> Range | None:
+    def bounds(self, metric: str) -> metrics.Range | None:
         """Return the range of a metric: 0 to 1 for scores and verdicts, else the declared one; None without one."""
-        return UNIT if metric == VALUE or is_verdict(metric) else self.ranges.get(metric)
+        return metrics.UNIT if metric == metrics.VALUE or metrics.is_verdict(metric) else self.ranges.get(metric)
 
-    def outside(self, metric: str, bounds: Range) -> float | None:
+    def outside(self, metric: str, bounds: metrics.Range) -> float | None:
         """Return a value of a metric that lies outside of these bounds; None if there is none."""
         values = self.values.get(metric, np.empty(0))
         found = values[(values < bounds[0]) | (values > bounds[1])]
         return float(found[0]) if found.size else None
 
-    def declare(self, bounds: Mapping[str, Range | None], directions: Mapping[str, bool]) -> Columns:
+    def declare(self, bounds: Mapping[str, metrics.Range | None], directions: Mapping[str, bool]) -> Columns:
         """Return the columns with these ranges (None: none) and directions; a value outside raises an error."""
         for metric, ends in bounds.items():
             if ends is not None and (outside := self.outside(metric, ends)) is not None:
@@ -343,17 +331,17 @@ class Columns:
         kept = {name: ends for name, ends in {**self.ranges, **bounds}.items() if ends is not None}
         return replace(self, ranges=FrozenDict(kept), directions=FrozenDict({**self.directions, **directions}))
 
-    def scores(self, metric: str, view: View, *, worst: float | None = 0.0) -> Repeats:
+    def scores(self, metric: str, view: metrics.View, *, worst: float | None = 0.0) -> Repeats:
         """Return the scores of the counted trials of every sample; a failure scores `worst`, or nothing if None."""
         values = self.values.get(metric, np.full((1, 1), np.nan))
         finite = np.isfinite(values)
-        if not finite.any() and (self.count(SCORED) or metric in COSTS):
+        if not finite.any() and (self.count(metrics.SCORED) or metric in metrics.COSTS):
             # No trial has this metric: failures alone must not define it.
             return Repeats(np.empty(0), np.zeros(len(self.ids), dtype=np.intp))
-        scored = finite if metric in COSTS else (self.outcomes == SCORED) & finite
+        scored = finite if metric in metrics.COSTS else (self.outcomes == metrics.SCORED) & finite
         counted = scored
         if worst is not None and view != "scored":
-            counted = scored | (self.counted(view) & (self.outcomes != SCORED))
+            counted = scored | (self.counted(view) & (self.outcomes != metrics.SCORED))
             values = np.where(scored, values, worst)
         counts = counted.sum(axis=1).astype(np.intp)
         return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)
@@ -362,7 +350,7 @@ class Columns:
         """Return the labels that correct this metric, if any."""
         return self.labels if self.labels is not None and self.labels.metric == metric else None
 
-    def judged_trials(self, view: View, *, worst: float | None = 0.0) -> JudgedTrials:
+    def judged_trials(self, view: metrics.View, *, worst: float | None = 0.0) -> JudgedTrials:
         """Return the counted trials of the metric with people's labels; failures are certain.
 
         Samples without a counted trial are left out, and the others numbered from 0.
@@ -371,10 +359,10 @@ class Columns:
         if labels is None:
             raise ValueError("These columns have no labels.")
         values = self.values[labels.metric]
-        scored = (self.outcomes == SCORED) & np.isfinite(values)
+        scored = (self.outcomes == metrics.SCORED) & np.isfinite(values)
         failed = np.zeros(scored.shape, dtype=np.bool_)
         if worst is not None and view != "scored":
-            failed = self.counted(view) & ~scored & (self.outcomes != SCORED)
+            failed = self.counted(view) & ~scored & (self.outcomes != metrics.SCORED)
         cells = scored | failed
         known = failed if labels.certain is None else failed | labels.certain
         places = np.cumsum(cells.any(axis=1)) - 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fairtrial import stats
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray
 from fairtrial.reports.figures.metrics import (
@@ -27,24 +28,6 @@ from fairtrial.reports.figures.metrics import (
     verdict_column,
 )
 from fairtrial.reports.figures.slicing import SliceBy, cut, needs, normalize_slices
-from fairtrial.stats import (
-    BETTING_TEST,
-    BettingMartingale,
-    Heterogeneity,
-    MeanEstimate,
-    PairedDifference,
-    QuantileEstimate,
-    Repeats,
-    Undefined,
-    corrected_mean,
-    heterogeneity,
-    mean_interval,
-    mean_pass_at_k,
-    mean_pass_hat_k,
-    paired_difference,
-    quantile_interval,
-    stopped_by_width,
-)
 
 LOOKED = "The run used its own results to decide when to stop, and this figure has no interval that allows for it."
 _NO_RANGE = (
@@ -58,22 +41,22 @@ _CLUSTERED = (
 
 
 def difference_at_any_time(
-    candidate: Repeats,
-    baseline: Repeats,
+    candidate: stats.Repeats,
+    baseline: stats.Repeats,
     *,
     planned: tuple[int, int] | None,
     lost: int,
     clusters: IntArray | None,
     bounds: Range | None,
     level: float,
-) -> PairedDifference:
+) -> stats.PairedDifference:
     """Return candidate - baseline with interval and p-value of one betting martingale.
 
     `planned` are the repeats of each sample on both sides and `lost` the pairs without a sample: what is missing is
     taken at its worst for every conclusion. With `planned` None, samples without a score are left out.
     """
     # Few draws: their result is not used.
-    plain = paired_difference(candidate, baseline, clusters=clusters, bounds=bounds, level=level, draws=99)
+    plain = stats.paired_difference(candidate, baseline, clusters=clusters, bounds=bounds, level=level, draws=99)
     only = replace(plain, interval=None, p_value=None, test=None, mde=None, notes=())
     if not plain.n:
         return only
@@ -87,14 +70,14 @@ def difference_at_any_time(
         for side, repeats in zip((candidate, baseline), planned or (None, None), strict=True)
     )
     width = bounds[1] - bounds[0]
-    martingale = BettingMartingale(low_a - high_b, high_a - low_b, bounds=(-width, width))
+    martingale = stats.BettingMartingale(low_a - high_b, high_a - low_b, bounds=(-width, width))
     p = min(1.0, 1 / martingale.capital(0.0))
-    return replace(only, interval=martingale.interval(level), p_value=p, test=BETTING_TEST, reason=None)
+    return replace(only, interval=martingale.interval(level), p_value=p, test=stats.BETTING_TEST, reason=None)
 
 
 def mean_at_any_time(
-    columns: Columns, metric: str, scores: Repeats, found: MeanEstimate, view: View, level: float
-) -> MeanEstimate:
+    columns: Columns, metric: str, scores: stats.Repeats, found: stats.MeanEstimate, view: View, level: float
+) -> stats.MeanEstimate:
     """Return a mean with the interval of a betting martingale; of the system, missing trials at their worst."""
     bounds = columns.bounds(metric)
     only = replace(found, interval=None, effective_n=None, notes=())
@@ -106,17 +89,17 @@ def mean_at_any_time(
         low, high = _ends(scores, columns.repeats, columns.planned - len(columns.ids), bounds)
     else:
         low, high = _ends(scores.only(scores.counts > 0), None, 0, bounds)
-    return replace(only, interval=BettingMartingale(low, high, bounds=bounds).interval(level), reason=None)
+    return replace(only, interval=stats.BettingMartingale(low, high, bounds=bounds).interval(level), reason=None)
 
 
-def rate_stopped_by_width(scores: Repeats, found: MeanEstimate, level: float) -> MeanEstimate:
+def rate_stopped_by_width(scores: stats.Repeats, found: stats.MeanEstimate, level: float) -> stats.MeanEstimate:
     """Return a pass rate with the interval whose width ended the run; other means as they are."""
     if not found.n or found.clusters is not None or not (scores.binary and np.all(scores.counts <= 1)):
         return found
-    return replace(found, interval=stopped_by_width(int(scores.flat.sum()), found.n, level=level))
+    return replace(found, interval=stats.stopped_by_width(int(scores.flat.sum()), found.n, level=level))
 
 
-def _ends(scores: Repeats, repeats: int | None, lost: int, bounds: Range) -> tuple[FloatArray, FloatArray]:
+def _ends(scores: stats.Repeats, repeats: int | None, lost: int, bounds: Range) -> tuple[FloatArray, FloatArray]:
     """Return the least and the largest mean that each sample may have, whatever its missing repeats would have been.
 
     `lost` more samples have no repeat at all. With `repeats` None, no repeat is missing.
@@ -217,20 +200,20 @@ def slice_estimates(
     return tuple(found)
 
 
-def slice_rate_test(source: ExperimentSource, by: SliceBy) -> Heterogeneity | Undefined:
+def slice_rate_test(source: ExperimentSource, by: SliceBy) -> stats.Heterogeneity | stats.Undefined:
     """Whether the pass rates of what was scored differ between slices; undefined for a run that chose its own end."""
     ways = normalize_slices(by)
     needed = needs(ways)
     columns = read_columns(source, metrics=[PASSED, *needed.metrics], keys=needed.keys, inputs=needed.inputs)
     if columns.watched:
-        return Undefined(LOOKED)
+        return stats.Undefined(LOOKED)
     codes = np.full(len(columns.ids), -1, dtype=np.intp)
     for code, part in enumerate(cut(ways, columns)):
         codes[part.rows] = code
     scores = columns.scores(PASSED, "scored")
     known = (scores.counts > 0) & (codes >= 0)
     clusters = None if columns.clusters is None else columns.clusters[known]
-    return heterogeneity(scores.only(known).means, codes[known], clusters=clusters)
+    return stats.heterogeneity(scores.only(known).means, codes[known], clusters=clusters)
 
 
 def estimates(columns: Columns, *, level: float = 0.95) -> tuple[Estimate, ...]:
@@ -258,10 +241,10 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
             yield estimate(columns, metric, view=view, name=name, level=level)
     if columns.repeats > 1 and PASSED in columns.values:
         trials = columns.scores(PASSED, "system")
-        whole = Repeats(trials.flat[np.repeat(trials.counts == columns.repeats, trials.counts)], trials.counts)
+        whole = stats.Repeats(trials.flat[np.repeat(trials.counts == columns.repeats, trials.counts)], trials.counts)
         # A sample counts if it has all its repeats.
         whole = replace(whole, counts=np.where(trials.counts == columns.repeats, trials.counts, 0))
-        for name, formula in (("pass@", mean_pass_at_k), ("pass^", mean_pass_hat_k)):
+        for name, formula in (("pass@", stats.mean_pass_at_k), ("pass^", stats.mean_pass_hat_k)):
             ends: list[float] = []  # With k, pass@k cannot fall and pass^k cannot rise.
             for k in range(2, columns.repeats + 1):
                 found = formula(whole, k, clusters=columns.clusters, level=level)
@@ -291,11 +274,11 @@ def estimate(
 
 def mean_of(
     columns: Columns, metric: str, view: View, *, worst: float | None = 0.0, level: float = 0.95
-) -> MeanEstimate:
+) -> stats.MeanEstimate:
     """Return the statistics behind an estimate."""
     bounds = columns.bounds(metric)
     scores = columns.scores(metric, view, worst=None if bounds is None else worst)
-    found = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    found = stats.mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
     found = _with_reason(columns, found)
     if columns.watched:
         return mean_at_any_time(columns, metric, scores, found, view, level)
@@ -303,7 +286,7 @@ def mean_of(
     return rate_stopped_by_width(scores, found, level) if by_width else found
 
 
-def _with_reason(columns: Columns, found: MeanEstimate) -> MeanEstimate:
+def _with_reason(columns: Columns, found: stats.MeanEstimate) -> stats.MeanEstimate:
     """Return an estimate without values with the reason: there may be samples of which no trial was scored."""
     return replace(found, reason=NOTHING_SCORED) if not found.n and columns.planned else found
 
@@ -337,14 +320,14 @@ def _per_trial(columns: Columns, level: float) -> Iterator[Estimate]:
 
 def corrected_of(
     columns: Columns, metric: str, view: View, *, worst: float | None, level: float, exact: bool
-) -> MeanEstimate:
+) -> stats.MeanEstimate:
     """Estimate the mean that people would give, from the labels of these columns; undefined without usable labels."""
     labels, bounds = columns.labels_of(metric), columns.bounds(metric)
     found = mean_of(columns, metric, view, worst=worst, level=level)
     if labels is None or not found.n:
         return found
     some = columns.take(columns.scores(metric, view, worst=worst).counts > 0)
-    corrected = corrected_mean(
+    corrected = stats.corrected_mean(
         some.judged_trials(view, worst=worst), clusters=some.clusters, bounds=bounds, level=level, exact=exact
     )
     reason = labels.refusal or corrected.reason
@@ -359,13 +342,13 @@ def corrected_of(
     )
 
 
-def quantile_of(columns: Columns, metric: str, share: float, *, level: float = 0.95) -> QuantileEstimate:
+def quantile_of(columns: Columns, metric: str, share: float, *, level: float = 0.95) -> stats.QuantileEstimate:
     """Estimate a quantile of a metric over trials, such as the 95th percentile of latency_ms."""
-    found = quantile_interval(columns.scores(metric, "scored"), share, clusters=columns.clusters, level=level)
+    found = stats.quantile_interval(columns.scores(metric, "scored"), share, clusters=columns.clusters, level=level)
     return replace(found, low=None, high=None, method=None, reason=LOOKED) if columns.watched else found
 
 
-def _named(name: str, metric: str, view: View, found: MeanEstimate) -> Estimate:
+def _named(name: str, metric: str, view: View, found: stats.MeanEstimate) -> Estimate:
     interval = found.interval
     notes = [*found.notes, *([found.reason] if found.reason else [])]
     return Estimate(

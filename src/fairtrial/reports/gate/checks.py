@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fairtrial import stats
 from fairtrial.base.formatting import (
     bound_text,
     change_text,
@@ -19,28 +20,12 @@ from fairtrial.base.formatting import (
     rate,
     size_text,
 )
-from fairtrial.reports.compare.pairing import (
-    ComparisonSettings,
-    Pairs,
-    difference,
-    difference_with_missing,
-    hull,
-    scores_of,
-)
+from fairtrial.reports.compare import pairing
 from fairtrial.reports.compare.verdicts import has_few_clusters, is_mcnemar
 from fairtrial.reports.figures.columns import Columns, LabelColumn
 from fairtrial.reports.figures.estimates import corrected_of, mean_of, quantile_of
 from fairtrial.reports.figures.metrics import PASSED, UNIT, is_ratio, is_verdict, measured_metric, parse_quantile
 from fairtrial.reports.gate.needed import ENDED, Needed, samples_for_floor, samples_for_margin, samples_for_quantile
-from fairtrial.stats import (
-    BETTING_TEST,
-    LABELS_TEST,
-    Interval,
-    MeanEstimate,
-    PairedDifference,
-    QuantileEstimate,
-    exact_rate_interval,
-)
 
 type CheckStatus = Literal["pass", "fail", "inconclusive"]
 
@@ -123,7 +108,7 @@ class Margin:
     metric: str
     slice: str | None
     margin: float
-    pairs: Pairs
+    pairs: pairing.Pairs
     missing: MissingRule = MissingRule()
 
     @property
@@ -145,18 +130,18 @@ class _Gaps:
     fill: tuple[float, float] | None  # Range used to fill missing values; None: they are left out.
 
 
-def evaluate_checks(checks: Sequence[Check], settings: ComparisonSettings) -> tuple[GateCheck, ...]:
+def evaluate_checks(checks: Sequence[Check], settings: pairing.ComparisonSettings) -> tuple[GateCheck, ...]:
     """Evaluate every rule; a failure must hold after adjusting for the number of rules."""
     return tuple(_evaluate(one, len(checks), settings) for one in checks)
 
 
-def _evaluate(rule: Check, checks: int, settings: ComparisonSettings) -> GateCheck:
+def _evaluate(rule: Check, checks: int, settings: pairing.ComparisonSettings) -> GateCheck:
     if isinstance(rule, Margin):
         return _margin(rule, checks, settings)
     return (_floor if parse_quantile(rule.metric) is None else _quantile_floor)(rule, checks, settings)
 
 
-def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
+def _gaps(rule: Check, settings: pairing.ComparisonSettings) -> _Gaps:
     """Return the missing values of a rule."""
     if isinstance(rule, Margin):
         missing, planned, of = rule.pairs.missing_values(rule.metric), rule.pairs.planned, "pair"
@@ -201,7 +186,7 @@ def _remedy(rule: Check) -> str:
     return "finish the run, or repair its scoring"
 
 
-def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
+def _floor(rule: Floor, checks: int, settings: pairing.ComparisonSettings) -> GateCheck:
     metric, bound, percent = rule.metric, rule.bound, is_verdict(rule.metric)
     gaps = _gaps(rule, settings)
     found, interval = _mean(rule, gaps, settings.level)
@@ -269,7 +254,7 @@ def _of_drawn(gaps: _Gaps, columns: Sequence[LabelColumn]) -> tuple[_Gaps, bool 
     return gaps, not why if columns else None
 
 
-def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
+def _quantile_floor(rule: Floor, checks: int, settings: pairing.ComparisonSettings) -> GateCheck:
     """Compare a quantile with its floor or ceiling, using order statistics."""
     gaps = _gaps(rule, settings)
     found = _quantile(rule, gaps, settings.level)
@@ -313,7 +298,7 @@ def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> G
     )  # fmt: skip
 
 
-def _beyond(found: QuantileEstimate, rule: Floor, *, met: bool) -> bool:
+def _beyond(found: stats.QuantileEstimate, rule: Floor, *, met: bool) -> bool:
     """True if the whole interval meets the bound or, if not `met`, misses it; an open end does neither."""
     if rule.ceiling is met:
         end = found.high
@@ -322,7 +307,7 @@ def _beyond(found: QuantileEstimate, rule: Floor, *, met: bool) -> bool:
     return end is not None and (end >= rule.bound if met else end > rule.bound)
 
 
-def _quantile(rule: Floor, gaps: _Gaps, level: float) -> QuantileEstimate:
+def _quantile(rule: Floor, gaps: _Gaps, level: float) -> stats.QuantileEstimate:
     """Return the observed quantile, and the interval for any possible missing values."""
     metric, share = parse_quantile(rule.metric) or (rule.metric, 0.5)
     found = quantile_of(rule.candidate, metric, share, level=level)
@@ -338,16 +323,16 @@ def _quantile(rule: Floor, gaps: _Gaps, level: float) -> QuantileEstimate:
     )
 
 
-def _mean(rule: Floor, gaps: _Gaps, level: float) -> tuple[MeanEstimate, Interval | None]:
+def _mean(rule: Floor, gaps: _Gaps, level: float) -> tuple[stats.MeanEstimate, stats.Interval | None]:
     """Return the observed mean, and the interval for any possible missing values."""
     found, interval = _decisive(rule, rule.candidate, level)
     if gaps.fill is None or interval is None:
         return found, interval
     ends = [_decisive(rule, rule.candidate.completed(rule.metric, value), level)[1] for value in gaps.fill]
-    return found, hull(interval, ends)
+    return found, pairing.hull(interval, ends)
 
 
-def _decisive(rule: Floor, columns: Columns, level: float) -> tuple[MeanEstimate, Interval | None]:
+def _decisive(rule: Floor, columns: Columns, level: float) -> tuple[stats.MeanEstimate, stats.Interval | None]:
     """Return a mean with the interval used for decisions: exact for pass/fail outcomes.
 
     Wilson's is right on average over many rates and too narrow for some: at a true rate of .99 it lies wholly below
@@ -363,18 +348,18 @@ def _decisive(rule: Floor, columns: Columns, level: float) -> tuple[MeanEstimate
         return found, found.interval
     if bounds != UNIT or not columns.scores(rule.metric, "system", worst=worst).binary:
         return found, found.interval
-    exact = exact_rate_interval(found.mean, found.effective_n, level=level)
+    exact = stats.exact_rate_interval(found.mean, found.effective_n, level=level)
     single = found.clusters is None and found.trials == found.n
-    return found, exact if single else hull(found.interval, [exact])
+    return found, exact if single else pairing.hull(found.interval, [exact])
 
 
-def _equals_report(found: MeanEstimate, interval: Interval) -> bool:
+def _equals_report(found: stats.MeanEstimate, interval: stats.Interval) -> bool:
     """Return whether the interval used for the decision looks like the one that reports show."""
     shown = found.interval
     return shown is None or max(abs(shown.low - interval.low), abs(shown.high - interval.high)) < _INVISIBLE
 
 
-def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateCheck:
+def _margin(rule: Margin, checks: int, settings: pairing.ComparisonSettings) -> GateCheck:
     metric, percent = rule.metric, is_verdict(rule.metric)
     gaps = _gaps(rule, settings)
     found, interval = _difference(rule, gaps, settings)
@@ -434,30 +419,32 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     )  # fmt: skip
 
 
-def _difference(rule: Margin, gaps: _Gaps, settings: ComparisonSettings) -> tuple[PairedDifference, Interval | None]:
+def _difference(
+    rule: Margin, gaps: _Gaps, settings: pairing.ComparisonSettings
+) -> tuple[stats.PairedDifference, stats.Interval | None]:
     """Return the observed difference, and the interval for any possible missing values."""
-    found = difference(scores_of(rule.pairs, rule.metric, "system", settings), rule.pairs, settings)
+    found = pairing.difference(pairing.scores_of(rule.pairs, rule.metric, "system", settings), rule.pairs, settings)
     if gaps.fill is None or found.interval is None:
         return found, found.interval
-    return found, difference_with_missing(rule.pairs, rule.metric, found.interval, gaps.fill, settings)
+    return found, pairing.difference_with_missing(rule.pairs, rule.metric, found.interval, gaps.fill, settings)
 
 
-def _unseen_losses(rule: Margin, found: PairedDifference, settings: ComparisonSettings) -> str:
+def _unseen_losses(rule: Margin, found: stats.PairedDifference, settings: pairing.ComparisonSettings) -> str:
     """Return a caveat if a loss beyond the margin may be too rare to be detected.
 
     Of n pairs none shows what happens to 3/n of all samples in 5% of runs (Hanley and Lippman-Hand 1983).
     """
-    bounds = scores_of(rule.pairs, rule.metric, "system", settings).bounds
+    bounds = pairing.scores_of(rule.pairs, rule.metric, "system", settings).bounds
     units = found.n if found.clusters is None else found.clusters
     seen = bounds is None or units * rule.margin >= UNSEEN * (bounds[1] - bounds[0])
-    if seen or is_mcnemar(found) or found.test in (BETTING_TEST, LABELS_TEST):
+    if seen or is_mcnemar(found) or found.test in (stats.BETTING_TEST, stats.LABELS_TEST):
         return ""
     of = "pair" if found.clusters is None else "cluster"
     rare = f"fewer than {rate(min(1.0, UNSEEN / units))} of the {of}s"
     return f" A large loss in {rare} may not be among these {units:,}."
 
 
-def _turned(interval: Interval, *, lower: bool) -> tuple[float, float]:
+def _turned(interval: stats.Interval, *, lower: bool) -> tuple[float, float]:
     """Return the worst and the best end of an interval of differences."""
     low, high = float(interval.low), float(interval.high)
     return (-high, -low) if lower else (low, high)

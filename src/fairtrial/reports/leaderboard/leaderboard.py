@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fairtrial import stats
 from fairtrial.base.formatting import count, level, listed, mean_text
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.compare import pairing
 from fairtrial.reports.compare.caveats import (
     FEW_PAIRS,
     FEWEST_PAIRS,
@@ -21,25 +23,9 @@ from fairtrial.reports.compare.caveats import (
 )
 from fairtrial.reports.compare.compare import known_metrics, read_sides
 from fairtrial.reports.compare.comparison import Verdict
-from fairtrial.reports.compare.pairing import (
-    ChangedSamples,
-    ComparisonSettings,
-    changed_samples,
-    shared_clusters,
-    without_changed,
-)
+from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray
-from fairtrial.reports.figures.metrics import (
-    COSTS,
-    FAILED,
-    PASSED,
-    SMALLEST_DIFFERENCE,
-    ExperimentSource,
-    is_mean,
-    is_verdict,
-    measured_metric,
-)
 from fairtrial.reports.leaderboard.table import (
     BaselineDifference,
     Leaderboard,
@@ -48,18 +34,6 @@ from fairtrial.reports.leaderboard.table import (
     SystemPair,
 )
 from fairtrial.reports.report import EvalReport, ExperimentReport, source_of, sources_of
-from fairtrial.stats import (
-    MeanEstimate,
-    Ranking,
-    Repeats,
-    SimultaneousDifferences,
-    SystemScores,
-    Undefined,
-    WeightedMean,
-    mean_interval,
-    rank_systems,
-    weighted_mean,
-)
 
 __all__ = ["Leaderboard", "leaderboard"]
 
@@ -68,14 +42,14 @@ _NAMED = 4  # Maximum number of systems in a sentence.
 
 def leaderboard(
     *reports: EvalReport | ExperimentReport,
-    metric: str = PASSED,
+    metric: str = metrics.PASSED,
     baseline: str | None = None,
     cluster: str | None = None,
     weights: Mapping[str, float] | None = None,
     alpha: float = 0.05,
     lower_is_better: Collection[str] = (),
     higher_is_better: Collection[str] = (),
-    smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE,
+    smallest_difference_that_matters: float | Mapping[str, float] = metrics.SMALLEST_DIFFERENCE,
     bounds: Mapping[str, tuple[float, float] | None] = EMPTY,
     seed: int = 0,
 ) -> Leaderboard:
@@ -106,7 +80,7 @@ def leaderboard(
         baseline=baseline,
         cluster=cluster,
         weights=weights,
-        settings=ComparisonSettings.of(
+        settings=pairing.ComparisonSettings.of(
             alpha=alpha,
             lower_is_better=lower_is_better,
             higher_is_better=higher_is_better,
@@ -118,17 +92,17 @@ def leaderboard(
 
 
 def rank_sources(
-    sources: Sequence[ExperimentSource],
+    sources: Sequence[metrics.ExperimentSource],
     *,
-    metric: str = PASSED,
+    metric: str = metrics.PASSED,
     baseline: str | None = None,
     cluster: str | None = None,
     weights: Mapping[str, float] | None = None,
-    settings: ComparisonSettings | None = None,
+    settings: pairing.ComparisonSettings | None = None,
 ) -> Leaderboard:
     """Rank experiments: each is a system; over several datasets, those with the same name are one system."""
     refuse_adaptive(sources, "a leaderboard")
-    groups: dict[str, list[ExperimentSource]] = {}
+    groups: dict[str, list[metrics.ExperimentSource]] = {}
     for source in sources:
         groups.setdefault(source.run.dataset_name, []).append(source)
     if len(groups) == 1:
@@ -145,7 +119,7 @@ def rank_sources(
     )
 
 
-def refuse_adaptive(sources: Sequence[ExperimentSource], what: str) -> None:
+def refuse_adaptive(sources: Sequence[metrics.ExperimentSource], what: str) -> None:
     """Raise for runs that used their own results to stop: ordinary intervals are not valid for them."""
     for source in sources:
         if source.run.noted.is_adaptive:
@@ -157,8 +131,8 @@ def refuse_adaptive(sources: Sequence[ExperimentSource], what: str) -> None:
 
 def _columns_by_name(
     dataset: str,
-    group: Sequence[ExperimentSource],
-    sources: Sequence[ExperimentSource],
+    group: Sequence[metrics.ExperimentSource],
+    sources: Sequence[metrics.ExperimentSource],
     metric: str,
     cluster: str | None,
 ) -> list[Columns]:
@@ -181,10 +155,10 @@ def _columns_by_name(
 def rank_columns(
     suites: Mapping[str, Sequence[Columns]],
     *,
-    metric: str = PASSED,
+    metric: str = metrics.PASSED,
     baseline: str | None = None,
     weights: Mapping[str, float] | None = None,
-    settings: ComparisonSettings | None = None,
+    settings: pairing.ComparisonSettings | None = None,
     warnings: Sequence[str] = (),
 ) -> Leaderboard:
     """Rank columns, in each suite the same systems in the same order: a pure function of numbers."""
@@ -194,11 +168,12 @@ def rank_columns(
         raise ConfigurationError(
             f"a leaderboard needs at least two systems (got {len(names)})\nname several runs or experiments"
         )
-    settings = (settings or ComparisonSettings()).declared_by(*everything)
+    settings = (settings or pairing.ComparisonSettings()).declared_by(*everything)
     known_metrics(everything, [metric])
-    if not is_mean(metric):
+    if not metrics.is_mean(metric):
         raise ConfigurationError(
-            f"a leaderboard ranks by means (got {metric!r})\nname {measured_metric(metric)!r}, or compare two systems"
+            f"a leaderboard ranks by means (got {metric!r})\n"
+            f"name {metrics.measured_metric(metric)!r}, or compare two systems"
         )
     lower = settings.lower(metric)
     if lower is None:
@@ -213,7 +188,7 @@ def rank_columns(
         )
     parts = [_Part.of(name, [*map(settings.declare, sides)], metric, settings) for name, sides in suites.items()]
     shares = suite_weights(weights, list(suites))
-    ranking = rank_systems(
+    ranking = stats.rank_systems(
         *(part.scores for part in parts),
         weights=shares,
         higher_is_better=not lower,
@@ -222,13 +197,13 @@ def rank_columns(
         draws=settings.draws,
         seed=settings.seed,
     )
-    if isinstance(ranking, Undefined):
+    if isinstance(ranking, stats.Undefined):
         raise ConfigurationError(
             f"the systems cannot be ranked by {metric!r}: {ranking.reason[:1].lower()}{ranking.reason[1:]}"
         )
     means = [part.means(settings.level) for part in parts]
     overall = [
-        weighted_mean([one[place] for one in means], shares, bounds=_common_bounds(parts), level=settings.level)
+        stats.weighted_mean([one[place] for one in means], shares, bounds=_common_bounds(parts), level=settings.level)
         for place in range(len(names))
     ]
     missing = float(np.average([part.missing / (part.n + part.missing) for part in parts], weights=shares))
@@ -267,7 +242,7 @@ class _Part:
 
     name: str
     sides: tuple[Columns, ...]
-    repeats: tuple[Repeats, ...]
+    repeats: tuple[stats.Repeats, ...]
     clusters: IntArray | None
     bounds: tuple[float, float] | None
     left_out: int
@@ -275,7 +250,7 @@ class _Part:
     missing: int
     uncounted: int  # Failures without a value in this metric.
     scored_means: tuple[float | None, ...]
-    changed: ChangedSamples | None
+    changed: pairing.ChangedSamples | None
     unknown: tuple[str, ...]  # A caveat about samples that only ids say to be the same.
 
     @property
@@ -284,18 +259,20 @@ class _Part:
         return int(self.repeats[0].counts.size)
 
     @property
-    def scores(self) -> SystemScores:
+    def scores(self) -> stats.SystemScores:
         """A row for each sample, a column for each system."""
         table: FloatArray = np.column_stack([one.means for one in self.repeats])
         repeated = not all(one.single for one in self.repeats)
-        return SystemScores(table, self.clusters, self.bounds, repeated)
+        return stats.SystemScores(table, self.clusters, self.bounds, repeated)
 
-    def means(self, at_level: float) -> list[MeanEstimate]:
+    def means(self, at_level: float) -> list[stats.MeanEstimate]:
         """The mean of each system with its interval."""
-        return [mean_interval(one, clusters=self.clusters, bounds=self.bounds, level=at_level) for one in self.repeats]
+        return [
+            stats.mean_interval(one, clusters=self.clusters, bounds=self.bounds, level=at_level) for one in self.repeats
+        ]
 
     @classmethod
-    def of(cls, name: str, sides: Sequence[Columns], metric: str, settings: ComparisonSettings) -> _Part:
+    def of(cls, name: str, sides: Sequence[Columns], metric: str, settings: pairing.ComparisonSettings) -> _Part:
         """Join the sides on sample id; ids that occur twice on a side are left out."""
         doubles = {one for side in sides for one, times in Counter(side.ids).items() if times > 1}
         common = set(sides[0].ids).difference(doubles).intersection(*(side.ids for side in sides[1:]))
@@ -305,7 +282,7 @@ class _Part:
         for side in sides:
             where = {one: place for place, one in enumerate(side.ids)}
             joined.append(side.take(np.asarray([where[one] for one in order], dtype=np.intp)))
-        same, changed = without_changed(joined)
+        same, changed = pairing.without_changed(joined)
         bounds, worst = settings.range_of(metric), settings.worst_of(metric)
         counted = [side.scores(metric, "system", worst=worst) for side in same]
         usable = np.all([one.counts > 0 for one in counted], axis=0) if order else np.zeros(0, dtype=np.bool_)
@@ -315,16 +292,18 @@ class _Part:
             name=name,
             sides=tuple(same),
             repeats=tuple(one.only(usable) for one in counted),
-            clusters=None if clusters is None else shared_clusters(clusters[usable]),
+            clusters=None if clusters is None else pairing.shared_clusters(clusters[usable]),
             bounds=bounds,
             left_out=len(union) - len(order) - len(doubles),
             repeated_ids=len(doubles),
             missing=len(order) - int(np.count_nonzero(usable)),
-            uncounted=0 if worst is not None or metric in COSTS else sum(side.count(FAILED) for side in same),
+            uncounted=0
+            if worst is not None or metric in metrics.COSTS
+            else sum(side.count(metrics.FAILED) for side in same),
             scored_means=tuple(
                 float(one.only(one.counts > 0).means.mean()) if one.counts.any() else None for one in scored
             ),
-            changed=changed_samples(order, changed),
+            changed=pairing.changed_samples(order, changed),
             unknown=tuple(about_unknown(changed)),
         )
 
@@ -351,8 +330,8 @@ def _common_bounds(parts: Sequence[_Part]) -> tuple[float, float] | None:
 def _entry(
     place: int,
     name: str,
-    ranking: Ranking,
-    overall: WeightedMean,
+    ranking: stats.Ranking,
+    overall: stats.WeightedMean,
     parts: Sequence[_Part],
     everything: Sequence[Columns],
     against: BaselineDifference | None,
@@ -368,16 +347,16 @@ def _entry(
         high=None if overall.interval is None else overall.interval.high,
         best=float(ranking.best_chances[place]) if ranking.decided else None,
         suite_means=tuple(float(part.repeats[place].means.mean()) for part in parts),
-        failures=sum(side.count(FAILED) for side in own),
+        failures=sum(side.count(metrics.FAILED) for side in own),
         missing=sum(side.missing for side in own),
         against_baseline=against,
     )
 
 
 def _differences(
-    found: SimultaneousDifferences,
-    ranking: Ranking,
-    settings: ComparisonSettings,
+    found: stats.SimultaneousDifferences,
+    ranking: stats.Ranking,
+    settings: pairing.ComparisonSettings,
     metric: str,
     bounds: tuple[float, float] | None,
     missing: float,
@@ -405,7 +384,7 @@ def _differences(
     return made
 
 
-def _pairs(found: SimultaneousDifferences, names: Sequence[str]) -> Iterator[SystemPair]:
+def _pairs(found: stats.SimultaneousDifferences, names: Sequence[str]) -> Iterator[SystemPair]:
     columns = (found.first, found.second, found.differences, found.low, found.high, found.p_values)
     for first, second, difference, low, high, p in zip(*(column.tolist() for column in columns), strict=True):
         yield SystemPair(names[first], names[second], difference, _finite(low), _finite(high), p)
@@ -415,9 +394,9 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _sentence(metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking) -> str:
+def _sentence(metric: str, entries: Sequence[LeaderboardEntry], ranking: stats.Ranking) -> str:
     """Return a sentence on which systems may be the best."""
-    percent = is_verdict(metric)
+    percent = metrics.is_verdict(metric)
     systems = f"{len(entries)} systems"
     ahead = [one.name for one in entries if one.rank == entries[0].rank]
     lead = "leads" if len(ahead) == 1 else "lead"
@@ -444,7 +423,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _warnings(
-    parts: Sequence[_Part], metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking, lower: bool
+    parts: Sequence[_Part], metric: str, entries: Sequence[LeaderboardEntry], ranking: stats.Ranking, lower: bool
 ) -> Iterator[str]:
     several = len(parts) > 1
     for part in parts:
@@ -475,12 +454,12 @@ def _warnings(
         None if None in own else float(np.mean([one for one in own if one is not None]))
         for own in zip(*(part.scored_means for part in parts), strict=True)
     ]
-    if metric not in COSTS and any(entry.failures for entry in entries) and None not in means and not several:
+    if metric not in metrics.COSTS and any(entry.failures for entry in entries) and None not in means and not several:
         known = [one for one in means if one is not None]
         best = min(known) if lower else max(known)
         names = [side.name for side, mean in zip(parts[0].sides, known, strict=True) if np.isclose(mean, best)]
         if all(entry.rank > 1 for entry in entries if entry.name in names):
-            lead = f"{_named(names)} would lead with {mean_text(best, percent=is_verdict(metric))}"
+            lead = f"{_named(names)} would lead with {mean_text(best, percent=metrics.is_verdict(metric))}"
             yield f"Without task errors and timeouts, which count as failures here, {lead}."
 
 
@@ -493,15 +472,15 @@ class SuitesMean:
     """
 
     metric: str
-    suites: Mapping[str, MeanEstimate]
-    macro: WeightedMean
-    micro: WeightedMean
-    weighted: WeightedMean | None
+    suites: Mapping[str, stats.MeanEstimate]
+    macro: stats.WeightedMean
+    micro: stats.WeightedMean
+    weighted: stats.WeightedMean | None
 
 
 def mean_over_suites(
     *reports: EvalReport | ExperimentReport,
-    metric: str = PASSED,
+    metric: str = metrics.PASSED,
     weights: Mapping[str, float] | None = None,
     level: float = 0.95,
 ) -> SuitesMean:
@@ -521,7 +500,7 @@ def mean_over_suites(
     if not sources:
         raise ConfigurationError("a mean over suites needs at least one report (got 0)")
     refuse_adaptive(sources, "a mean over suites")
-    means: dict[str, MeanEstimate] = {}
+    means: dict[str, stats.MeanEstimate] = {}
     ranges = set()
     for source in sources:
         name = source.run.dataset_name
@@ -530,10 +509,10 @@ def mean_over_suites(
                 f"each dataset must be given once (got {name!r} twice)\nname one experiment of each suite"
             )
         columns = read_columns(source, metrics=(metric,))
-        settings = ComparisonSettings().declared_by(columns)
+        settings = pairing.ComparisonSettings().declared_by(columns)
         bounds = settings.range_of(metric)
         scores = columns.scores(metric, "system", worst=settings.worst_of(metric))
-        means[name] = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+        means[name] = stats.mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
         if not means[name].n:
             raise ConfigurationError(f"no trial of {source.name!r} on {name!r} has a value for {metric!r}")
         ranges.add(bounds)
@@ -543,7 +522,7 @@ def mean_over_suites(
     return SuitesMean(
         metric,
         means,
-        weighted_mean(estimates, bounds=common, level=level),
-        weighted_mean(estimates, [one.n for one in estimates], bounds=common, level=level),
-        None if own is None else weighted_mean(estimates, own, bounds=common, level=level),
+        stats.weighted_mean(estimates, bounds=common, level=level),
+        stats.weighted_mean(estimates, [one.n for one in estimates], bounds=common, level=level),
+        None if own is None else stats.weighted_mean(estimates, own, bounds=common, level=level),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fairtrial import stats
 from fairtrial.base.formatting import count, duration, level, mean_text, money, rate, round_samples, size_text
 from fairtrial.base.frozen import first_is
 from fairtrial.errors import ConfigurationError
@@ -28,13 +29,6 @@ from fairtrial.reports.figures.metrics import (
 from fairtrial.reports.plan.spread import HistorySide, Spread, fewest_units, spread_of
 from fairtrial.reports.render.renderable import Renderable
 from fairtrial.reports.report import EvalReport, ExperimentReport, sources_of
-from fairtrial.stats import (
-    Undefined,
-    pairs_mde,
-    pairs_to_detect,
-    samples_to_detect,
-    smallest_detectable,
-)
 from fairtrial.store.protocol import Totals
 
 if TYPE_CHECKING:
@@ -319,12 +313,12 @@ def _by_pairs(
 ) -> tuple[int | None, float | None]:
     """Return the samples that detect the difference, and the difference that the existing samples detect."""
     asked = {"level": request.level, "power": request.power}
-    needed: int | Undefined
-    detectable: float | Undefined | None = None
+    needed: int | stats.Undefined
+    detectable: float | stats.Undefined | None = None
     if unequal is not None and spread.clusters is None and (repeats == 1 or spread.within is None):
-        needed = pairs_to_detect(unequal, request.difference, **asked)
+        needed = stats.pairs_to_detect(unequal, request.difference, **asked)
         if present:
-            detectable = pairs_mde(present, unequal, **asked)
+            detectable = stats.pairs_mde(present, unequal, **asked)
     else:
         variance = spread.variance(repeats)
         size = 1.0 if spread.clusters is None else spread.n / spread.worth  # Samples per independent unit.
@@ -332,11 +326,11 @@ def _by_pairs(
         extra = 0.0 if unequal is None else added_variance(request.difference, repeats)
         units = 1_000_000
         se = math.sqrt((variance + extra) / (units * size))
-        needed = samples_to_detect(
+        needed = stats.samples_to_detect(
             round(units * size), se or 1e-9, request.shift, units=units, df=spread.df, excess=spread.excess, **asked
         )
         if present and present / size >= 2:
-            shift = smallest_detectable(1.0, present / size - 1, excess=spread.excess, **asked)
+            shift = stats.smallest_detectable(1.0, present / size - 1, excess=spread.excess, **asked)
             # It solves d = shift * SE(d), where a difference of d brings its own variance, as above.
             added = 0.0 if unequal is None else added_variance(1.0, repeats) * shift**2 / present
             detectable = (added + math.sqrt(added**2 + 4 * shift**2 * variance / present)) / 2
@@ -346,8 +340,8 @@ def _by_pairs(
                 detectable = None
     size = 1.0 if spread.clusters is None else spread.n / spread.clusters
     return (
-        None if isinstance(needed, Undefined) else max(needed, math.ceil(fewest_units(request.metric) * size)),
-        None if isinstance(detectable, Undefined) else detectable,
+        None if isinstance(needed, stats.Undefined) else max(needed, math.ceil(fewest_units(request.metric) * size)),
+        None if isinstance(detectable, stats.Undefined) else detectable,
     )
 
 

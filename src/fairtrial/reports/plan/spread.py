@@ -12,16 +12,8 @@ from fairtrial.base.formatting import count, number_word, rate
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.compare.pairing import ComparisonSettings, Pairs, pair, scores_of, way_on
 from fairtrial.reports.compare.verdicts import FEW_UNEQUAL, excess_of
+from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.columns import Columns, IntArray
-from fairtrial.reports.figures.metrics import (
-    UNIT,
-    VALUE,
-    is_mean,
-    is_ratio,
-    is_verdict,
-    measured_metric,
-    parse_quantile,
-)
 from fairtrial.stats import (
     Interval,
     Repeats,
@@ -86,7 +78,7 @@ class Spread:
 
 def spread_of(sides: Sequence[HistorySide], metric: str) -> tuple[Spread, list[str]]:
     """Return the spread of differences, from pairs if there are any, and a line about its source."""
-    percent = is_verdict(metric)
+    percent = metrics.is_verdict(metric)
     found = [spread for one, two in _pairs(sides) if (spread := _of_pair(one, two, metric)) is not None]
     different = [spread for spread in found if not spread.same_system] or found
     if different:
@@ -99,9 +91,9 @@ def spread_of(sides: Sequence[HistorySide], metric: str) -> tuple[Spread, list[s
             f"{single.names[0]} and to agree with it no more than chance."
         )
         return single, [line, *_about_tail(single, metric)]
-    if sides and not is_mean(metric):
+    if sides and not metrics.is_mean(metric):
         raise _too_few(metric)
-    if not percent and metric != VALUE:
+    if not percent and metric != metrics.VALUE:
         raise ConfigurationError(
             f"a plan for the metric {metric!r} needs an earlier run that has it: nothing else tells how much it varies"
         )
@@ -118,12 +110,12 @@ def _about_tail(spread: Spread, metric: str) -> list[str]:
 
 def fewest_units(metric: str) -> int:
     """Return from how many samples or clusters on a quantile's difference is bootstrapped; 1 for other figures."""
-    quantile = parse_quantile(metric)
+    quantile = metrics.parse_quantile(metric)
     return 1 if quantile is None else math.ceil(BOOTSTRAP_BEYOND / min(quantile[1], 1 - quantile[1]) - 1e-9)
 
 
 def _too_few(metric: str) -> ConfigurationError:
-    if is_ratio(metric):
+    if metrics.is_ratio(metric):
         return ConfigurationError(f"a plan for {metric!r} needs values above 0 (got others)")
     return ConfigurationError(
         f"a plan for {metric!r} needs two earlier experiments with at least {fewest_units(metric):,} samples (or "
@@ -153,24 +145,24 @@ def _of_pair(one: HistorySide, two: HistorySide, metric: str) -> Spread | None:
     clusters = None if pairs.clusters is None else pairs.clusters[both]
     unequal = int(np.count_nonzero(np.abs(left.means - right.means) >= 1e-12))
     heavy, excess, df = False, 0.0, None
-    if not is_mean(metric):
+    if not metrics.is_mean(metric):
         linear = _linear(left, right, metric, clusters)
         if linear is None:
             return None
         left, right = linear
-    if (quantile := parse_quantile(metric)) is not None:
+    if (quantile := metrics.parse_quantile(metric)) is not None:
         units = left.counts.size if clusters is None else np.unique(clusters).size
         df = min(quantile[1], 1 - quantile[1]) * units - 1
     elif scores.bounds is None:
         found = paired_difference(left, right, clusters=clusters, bounds=None)
-        heavy, excess = is_mean(metric) and found.heavy_tail, excess_of(found, ratio=False)
+        heavy, excess = metrics.is_mean(metric) and found.heavy_tail, excess_of(found, ratio=False)
     differences = left.means - right.means
     differences[np.abs(differences) < 1e-12] = 0.0
     within = _within(left, right)
     noise = 0.0 if within is None else sum(_noise(side) for side in (left, right))
     return _made(
         differences, clusters, within, noise, unequal,
-        binary=left.binary and right.binary and scores.bounds == UNIT, bounded=scores.bounds == UNIT,
+        binary=left.binary and right.binary and scores.bounds == metrics.UNIT, bounded=scores.bounds == metrics.UNIT,
         same_system=one.version == two.version and one.experiment == two.experiment,
         names=(one.name, two.name), heavy=heavy, excess=excess, df=df,
     )  # fmt: skip
@@ -181,7 +173,7 @@ def _linear(left: Repeats, right: Repeats, metric: str, clusters: IntArray | Non
 
     A quantile moves as the share of values above it does (Bahadur 1966); how far is taken from its bootstrap.
     """
-    quantile, sides = parse_quantile(metric), (left, right)
+    quantile, sides = metrics.parse_quantile(metric), (left, right)
     if quantile is None:
         if any(np.any(side.flat <= 0) for side in sides):
             return None
@@ -206,12 +198,12 @@ def _of_side(side: HistorySide, metric: str) -> Spread | None:
     columns = side.columns
     settings = ComparisonSettings().declared_by(columns)
     bounds = settings.range_of(metric)
-    scores = columns.scores(measured_metric(metric), "system", worst=settings.worst_of(metric))
+    scores = columns.scores(metrics.measured_metric(metric), "system", worst=settings.worst_of(metric))
     known = scores.counts > 0
-    if np.count_nonzero(known) < 2 or parse_quantile(metric) is not None:
+    if np.count_nonzero(known) < 2 or metrics.parse_quantile(metric) is not None:
         return None
     some = scores.only(known)
-    if is_ratio(metric):
+    if metrics.is_ratio(metric):
         if np.any(some.flat <= 0):
             return None
         some = Repeats(np.log(some.flat), some.counts)
@@ -222,13 +214,13 @@ def _of_side(side: HistorySide, metric: str) -> Spread | None:
     heavy, excess = False, 0.0
     if bounds is None:
         found = paired_difference(deviations, np.zeros(deviations.size), clusters=clusters, bounds=None)
-        heavy, excess = is_mean(metric) and found.heavy_tail, excess_of(found, ratio=False)
+        heavy, excess = metrics.is_mean(metric) and found.heavy_tail, excess_of(found, ratio=False)
     made = _made(
         deviations, clusters, within, noise, None,
-        binary=some.binary and bounds == UNIT, bounded=bounds == UNIT, same_system=False, names=(side.name, ""),
-        heavy=heavy, excess=excess,
+        binary=some.binary and bounds == metrics.UNIT, bounded=bounds == metrics.UNIT,
+        same_system=False, names=(side.name, ""), heavy=heavy, excess=excess,
     )  # fmt: skip
-    if made is None or bounds != UNIT:
+    if made is None or bounds != metrics.UNIT:
         return made
     # Where few samples fail, or few pass, their share may well be larger; half is the worst it can be.
     few = int(min(np.count_nonzero(some.means > 0), np.count_nonzero(some.means < 1)))

@@ -13,22 +13,7 @@ import io
 from collections.abc import Iterator
 from typing import IO
 
-from fairtrial.reports.render.document import (
-    Bar,
-    Block,
-    Cases,
-    Cell,
-    Column,
-    Conclusion,
-    Content,
-    Document,
-    Heading,
-    Plot,
-    Remarks,
-    Section,
-    Table,
-    TrialDetails,
-)
+from fairtrial.reports.render import document as doc
 from fairtrial.reports.render.plots import STYLE as PLOT_STYLE
 from fairtrial.reports.render.safe_text import lines, plain
 
@@ -125,7 +110,7 @@ POLICY = (
 """The content security policy of every page."""
 
 
-def write_page(document: Document, file: IO[str]) -> None:
+def write_page(document: doc.Document, file: IO[str]) -> None:
     """Write the document as a page; trial details are streamed."""
     title = escaped(document.title)
     file.write(
@@ -140,28 +125,28 @@ def write_page(document: Document, file: IO[str]) -> None:
     )
     for part in _inside(document):
         file.write(part)
-    if any(isinstance(block, Cases) and block.filter for block in document.blocks):
+    if any(isinstance(block, doc.Cases) and block.filter for block in document.blocks):
         file.write(f"<script>{SCRIPT}</script>\n")
     file.write("</main>\n</body>\n</html>\n")
 
 
-def as_page(document: Document) -> str:
+def as_page(document: doc.Document) -> str:
     """Return the document as a page."""
     buffer = io.StringIO()
     write_page(document, buffer)
     return buffer.getvalue()
 
 
-def as_fragment(document: Document) -> str:
+def as_fragment(document: doc.Document) -> str:
     """Return the document as an HTML fragment for notebooks: with its style, without trial details."""
-    kept = Document(
-        document.title, document.about, tuple(block for block in document.blocks if not isinstance(block, Cases))
+    kept = doc.Document(
+        document.title, document.about, tuple(block for block in document.blocks if not isinstance(block, doc.Cases))
     )
     inside = "".join(_inside(kept))
     return f'<div class="ft"><style>{_SHEET}</style><p class="title">{escaped(document.title)}</p>\n{inside}</div>'
 
 
-def document_parts(document: Document) -> Iterator[str]:
+def document_parts(document: doc.Document) -> Iterator[str]:
     """Yield the document as HTML for a page that has its own title and the style of `page_style()`."""
     yield from _inside(document)
 
@@ -176,35 +161,35 @@ def escaped(text: str, limit: int = _LIMIT) -> str:
     return html.escape(plain(text, limit=limit))
 
 
-def _inside(document: Document) -> Iterator[str]:
+def _inside(document: doc.Document) -> Iterator[str]:
     for line in document.about:
         yield f'<p class="about">{escaped(line)}</p>\n'
     for block in document.blocks:
         yield from _block(block)
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: doc.Block) -> Iterator[str]:
     match block:
-        case Table():
+        case doc.Table():
             yield from _table(block)
-        case Conclusion():
+        case doc.Conclusion():
             yield (
                 f'<p class="verdict {block.tone}"><strong>{escaped(block.word)}:</strong> '
                 f"<span>{escaped(block.text)}</span></p>\n"
             )
-        case Remarks():
+        case doc.Remarks():
             if block.lines:
                 yield "<ul>\n" + "".join(f"<li>{escaped(line)}</li>\n" for line in block.lines) + "</ul>\n"
-        case Plot():
+        case doc.Plot():
             yield f"<h2>{escaped(block.caption)}</h2>\n<figure>{block.svg}</figure>\n"
-        case Cases():
+        case doc.Cases():
             yield from _cases(block)
-        case Heading():
+        case doc.Heading():
             yield f'<h2 class="part">{escaped(block.title)}</h2>\n'
             yield from (f'<p class="about">{escaped(line)}</p>\n' for line in block.about)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: doc.Table) -> Iterator[str]:
     if not table.rows:
         return
     if table.caption:
@@ -216,7 +201,7 @@ def _table(table: Table) -> Iterator[str]:
     )
     yield f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n'
     for row in table.rows:
-        if isinstance(row, Section):
+        if isinstance(row, doc.Section):
             yield (
                 f'<tr class="section"><th class="left name" scope="rowgroup" colspan="{len(table.columns)}">'
                 f"{escaped(row.title)}</th></tr>\n"
@@ -230,19 +215,19 @@ def _table(table: Table) -> Iterator[str]:
     yield "</tbody></table></div>\n"
 
 
-def _kind(column: Column) -> str:
+def _kind(column: doc.Column) -> str:
     kinds = [
         name for name, applies in (("left", column.align == "left" or column.bar), ("name", column.name)) if applies
     ]
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
-def _cell(content: Content, column: Column, *, first: bool) -> str:
-    text = content.text if isinstance(content, Cell) else content if isinstance(content, str) else ""
+def _cell(content: doc.Content, column: doc.Column, *, first: bool) -> str:
+    text = content.text if isinstance(content, doc.Cell) else content if isinstance(content, str) else ""
     whole = f' title="{escaped(text)}"' if column.name and text else ""
-    if isinstance(content, Bar):
+    if isinstance(content, doc.Bar):
         inside = bar_svg(content)
-    elif isinstance(content, Cell) and content.tone:
+    elif isinstance(content, doc.Cell) and content.tone:
         inside = f'<span class="{content.tone}">{escaped(text)}</span>'
     else:
         inside = escaped(text)
@@ -251,7 +236,7 @@ def _cell(content: Content, column: Column, *, first: bool) -> str:
     return f"<{tag}{_kind(column)}{whole}>{inside}</{'th' if heads else 'td'}>"
 
 
-def bar_svg(bar: Bar) -> str:
+def bar_svg(bar: doc.Bar) -> str:
     """Draw an interval; hidden from screen readers, because the numbers are in the table."""
     low, mean, high = (round(5 + 170 * bar.place(value), 1) for value in (bar.low, bar.mean, bar.high))
     mark = ""
@@ -267,7 +252,7 @@ def bar_svg(bar: Bar) -> str:
     )
 
 
-def _cases(block: Cases) -> Iterator[str]:
+def _cases(block: doc.Cases) -> Iterator[str]:
     if not block.total:
         return
     yield f"<h2>{escaped(block.caption)}</h2>\n"
@@ -304,7 +289,7 @@ def _filter(results: list[str], experiments: list[str]) -> str:
     )
 
 
-def _case(case: TrialDetails) -> str:
+def _case(case: doc.TrialDetails) -> str:
     facts = dict(case.facts)
     together = [label for label in ("expected", "output") if label in facts] if case.glance else []
     pair = "".join(f"<div>{_fact(label, facts[label])}</div>" for label in together)

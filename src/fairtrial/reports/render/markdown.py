@@ -10,20 +10,7 @@ import html
 import re
 from collections.abc import Iterator
 
-from fairtrial.reports.render.document import (
-    Bar,
-    Block,
-    Cases,
-    Cell,
-    Conclusion,
-    Content,
-    Document,
-    Heading,
-    Remarks,
-    Section,
-    Table,
-    Tone,
-)
+from fairtrial.reports.render import document as doc
 from fairtrial.reports.render.safe_text import plain
 
 _BREAK = "\u200b"  # A zero-width character that prevents GitHub and GitLab from creating links.
@@ -35,7 +22,7 @@ _LINKS = tuple(
     for text in ("gh-", "mailto:", "xmpp:", "www.")
 )
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]+|\d+[.)])(?=\s|$)")
-_SIGNS: dict[Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
+_SIGNS: dict[doc.Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
 _CASES, _FACTS = 10, 8  # Input, expected value, and three repeats of two sides.
 
 
@@ -69,7 +56,7 @@ def quoted(text: str, limit: int) -> str:
     return f"{fence}{space}{clean}{space}{fence}"
 
 
-def as_markdown(document: Document) -> str:
+def as_markdown(document: doc.Document) -> str:
     """Return the document as Markdown text."""
     parts = [f"### {_opening(document.title)}", "\n".join(escaped(line) + "  " for line in document.about).rstrip()]
     parts += ["\n".join(_block(block)) for block in document.blocks]
@@ -81,25 +68,25 @@ def _opening(text: str) -> str:
     return _BLOCK_START.sub(lambda found: f"{found[1]}{found[2][:-1]}\\{found[2][-1]}", escaped(text))
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: doc.Block) -> Iterator[str]:
     match block:
-        case Table():
+        case doc.Table():
             yield from _table(block)
-        case Conclusion():
+        case doc.Conclusion():
             yield f"{_SIGNS[block.tone]}**{escaped(block.word)}**: {escaped(block.text)}"
-        case Remarks():
+        case doc.Remarks():
             for remark in block.lines:
                 yield f"- {_opening(remark)}"
-        case Cases():
+        case doc.Cases():
             yield from _cases(block)
-        case Heading():
+        case doc.Heading():
             yield f"#### {_opening(block.title)}"
             yield from ("", *(escaped(line) + "  " for line in block.about))
         case _:  # Plots are skipped: a table has the same figures.
             return
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: doc.Table) -> Iterator[str]:
     if not table.rows:
         return
     if table.caption:
@@ -109,7 +96,7 @@ def _table(table: Table) -> Iterator[str]:
     yield _line([escaped(table.columns[at].title) for at in kept])
     yield _line([":--" if table.columns[at].align == "left" else "--:" for at in kept])
     for row in table.rows:
-        if isinstance(row, Section):
+        if isinstance(row, doc.Section):
             yield _line([f"**{escaped(row.title)}**", *[""] * (len(kept) - 1)])
         else:
             yield _line([_cell(row[at]) for at in kept])
@@ -119,17 +106,17 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cell(content: Content) -> str:
+def _cell(content: doc.Content) -> str:
     match content:
-        case Cell():
+        case doc.Cell():
             return _SIGNS[content.tone] + escaped(content.text)
         case str():
             return escaped(content)
-        case Bar() | None:
+        case doc.Bar() | None:
             return ""
 
 
-def _cases(block: Cases) -> Iterator[str]:
+def _cases(block: doc.Cases) -> Iterator[str]:
     if not block.total:
         return
     # Inside HTML no backslash is an escape.

@@ -16,20 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fairtrial.reports.render.document import (
-    Bar,
-    Block,
-    Cases,
-    Cell,
-    Column,
-    Conclusion,
-    Content,
-    Document,
-    Remarks,
-    Section,
-    Table,
-    Tone,
-)
+from fairtrial.reports.render import document as doc
 from fairtrial.reports.render.safe_text import AS_WIDE, plain
 
 WIDTH = 80
@@ -39,7 +26,7 @@ _GAP = 2
 _WIDEST = 140
 _FAIR_NAME = 32  # Minimum length of names when there are bars.
 _SHORTEST_BAR, _LONGEST_BAR = 10, 41
-_STYLES: dict[Tone, str] = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "dim": "dim"}
+_STYLES: dict[doc.Tone, str] = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "dim": "dim"}
 _CASES = 10
 
 
@@ -88,7 +75,7 @@ def width_of(stream: object, otherwise: int) -> int:
 class RichDocument:
     """A document, or one block, as a renderable of rich."""
 
-    content: Document | Block
+    content: doc.Document | doc.Block
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield each line as text that never wraps."""
@@ -99,7 +86,7 @@ class RichDocument:
             yield line
 
 
-def as_text(document: Document, *, width: int = WIDTH, encoding: str | None = None) -> str:
+def as_text(document: doc.Document, *, width: int = WIDTH, encoding: str | None = None) -> str:
     """Return the document as plain text for an encoding (default: UTF-8)."""
     buffer = io.StringIO()
     console = _console(buffer, width)
@@ -115,11 +102,11 @@ def _console(file: io.StringIO, width: int) -> Console:
     )
 
 
-def _lines(content: Document | Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
-    return _document(content, width, glyphs) if isinstance(content, Document) else _block(content, width, glyphs)
+def _lines(content: doc.Document | doc.Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    return _document(content, width, glyphs) if isinstance(content, doc.Document) else _block(content, width, glyphs)
 
 
-def _document(document: Document, width: int, glyphs: Glyphs) -> Iterator[Text]:
+def _document(document: doc.Document, width: int, glyphs: Glyphs) -> Iterator[Text]:
     yield from _paragraph(document.title, width, "bold")
     for line in document.about:
         yield from _paragraph(line, width, "dim")
@@ -130,19 +117,19 @@ def _document(document: Document, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield from shown
 
 
-def _block(block: Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
+def _block(block: doc.Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
     match block:
-        case Table():
+        case doc.Table():
             yield from _table(block, width, glyphs)
-        case Conclusion():
+        case doc.Conclusion():
             first, *rest = _paragraph(f"{block.word}: {block.text}", width)
             first.stylize(f"bold {_STYLES[block.tone]}", 0, len(plain(block.word)) + 1)
             yield first
             yield from rest
-        case Remarks():
+        case doc.Remarks():
             for remark in block.lines:
                 yield from _paragraph(remark, width, hanging=2)
-        case Cases():
+        case doc.Cases():
             yield from _cases(block, width)
         case _:  # Plots are skipped: a table has the same figures.
             return
@@ -156,7 +143,7 @@ def _paragraph(text: str, width: int, style: str = "", *, hanging: int = 0) -> I
         yield Text(" " * hanging if at else "") + line if hanging else line
 
 
-def _cases(block: Cases, width: int) -> Iterator[Text]:
+def _cases(block: doc.Cases, width: int) -> Iterator[Text]:
     shown = 0
     yield Text(plain(block.caption), style="bold")
     for case in block.items:
@@ -173,7 +160,7 @@ def _cases(block: Cases, width: int) -> Iterator[Text]:
         yield Text(f"and {block.total - shown:,} more", style="dim")
 
 
-def _table(table: Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
+def _table(table: doc.Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
     if table.caption:
         yield from _paragraph(table.caption, width, "bold")
     widths = _widths(table, width)
@@ -185,11 +172,11 @@ def _table(table: Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
     for place in range(tall):
         # Titles with several lines are aligned at the bottom.
         titles = [[""] * (tall - len(_title(table.columns[at]))) + _title(table.columns[at]) for at in columns]
-        yield _row([Cell(title[place], "dim") for title in titles], table, columns, widths, glyphs)
-    titles_cut = cut_names({plain(row.title) for row in table.rows if isinstance(row, Section)}, width)
+        yield _row([doc.Cell(title[place], "dim") for title in titles], table, columns, widths, glyphs)
+    titles_cut = cut_names({plain(row.title) for row in table.rows if isinstance(row, doc.Section)}, width)
     table = _with_short_names(table, columns, widths)
     for row in _indented(table):
-        if isinstance(row, Section):
+        if isinstance(row, doc.Section):
             title = plain(row.title)
             line = Text(titles_cut.get(title, title), style="bold")
             line.truncate(width, overflow="ellipsis")
@@ -198,26 +185,26 @@ def _table(table: Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield from _rows(row, table, columns, widths, glyphs)
 
 
-def _with_short_names(table: Table, columns: list[int], widths: list[int]) -> Table:
+def _with_short_names(table: doc.Table, columns: list[int], widths: list[int]) -> doc.Table:
     """Return the table with its names cut to the widths of their columns."""
-    below = any(isinstance(row, Section) for row in table.rows)
+    below = any(isinstance(row, doc.Section) for row in table.rows)
     rows = list(table.rows)
     for at in columns:
         column = table.columns[at]
         if not column.name or column.prose or column.lines > 1:
             continue
         size = widths[at] - (2 if below and at == 0 else 0)  # Rows below a section are indented.
-        cut = cut_names({_words(row[at]) for row in rows if not isinstance(row, Section)}, size)
+        cut = cut_names({_words(row[at]) for row in rows if not isinstance(row, doc.Section)}, size)
         if cut:
-            rows = [row if isinstance(row, Section) else _replaced_cell(row, at, cut) for row in rows]
+            rows = [row if isinstance(row, doc.Section) else _replaced_cell(row, at, cut) for row in rows]
     return replace(table, rows=tuple(rows))
 
 
-def _replaced_cell(row: tuple[Content, ...], at: int, cut: dict[str, str]) -> tuple[Content, ...]:
+def _replaced_cell(row: tuple[doc.Content, ...], at: int, cut: dict[str, str]) -> tuple[doc.Content, ...]:
     content, text = row[at], cut.get(_words(row[at]))
     if text is None:
         return row
-    return (*row[:at], replace(content, text=text) if isinstance(content, Cell) else text, *row[at + 1 :])
+    return (*row[:at], replace(content, text=text) if isinstance(content, doc.Cell) else text, *row[at + 1 :])
 
 
 def cut_names(names: Collection[str], size: int) -> dict[str, str]:
@@ -255,13 +242,13 @@ def _last(text: str, size: int) -> str:
 
 
 def _rows(
-    row: tuple[Content, ...], table: Table, columns: list[int], widths: list[int], glyphs: Glyphs
+    row: tuple[doc.Content, ...], table: doc.Table, columns: list[int], widths: list[int], glyphs: Glyphs
 ) -> Iterator[Text]:
     """Yield the lines of a row: as many as its longest text needs, at most `Column.lines`."""
     wrapped = {at: _wrapped(_words(row[at]), widths[at], table.columns[at].lines) for at in columns}
     yield _row([row[at] if len(wrapped[at]) < 2 else wrapped[at][0] for at in columns], table, columns, widths, glyphs)
     for place in range(1, max(map(len, wrapped.values()), default=0)):
-        cells: list[Content] = ["".join(wrapped[at][place : place + 1]) for at in columns]
+        cells: list[doc.Content] = ["".join(wrapped[at][place : place + 1]) for at in columns]
         yield _row(cells, table, columns, widths, glyphs)
 
 
@@ -272,26 +259,28 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
     return pieces if len(pieces) <= most else [*pieces[: most - 1], " ".join(pieces[most - 1 :])]
 
 
-def _title(column: Column) -> list[str]:
+def _title(column: doc.Column) -> list[str]:
     return [plain(line) for line in column.title.split("\n")]
 
 
-def _indented(table: Table) -> list[tuple[Content, ...] | Section]:
+def _indented(table: doc.Table) -> list[tuple[doc.Content, ...] | doc.Section]:
     """Yield the rows, indented below a section."""
-    below, rows = False, list[tuple[Content, ...] | Section]()
+    below, rows = False, list[tuple[doc.Content, ...] | doc.Section]()
     for row in table.rows:
-        below = below or isinstance(row, Section)
-        rows.append(row if isinstance(row, Section) or not below else ("  " + _words(row[0]), *row[1:]))
+        below = below or isinstance(row, doc.Section)
+        rows.append(row if isinstance(row, doc.Section) or not below else ("  " + _words(row[0]), *row[1:]))
     return rows
 
 
-def _words(content: Content) -> str:
-    return plain(content.text if isinstance(content, Cell) else content) if isinstance(content, str | Cell) else ""
+def _words(content: doc.Content) -> str:
+    return (
+        plain(content.text if isinstance(content, doc.Cell) else content) if isinstance(content, str | doc.Cell) else ""
+    )
 
 
-def _widths(table: Table, width: int) -> list[int] | None:
+def _widths(table: doc.Table, width: int) -> list[int] | None:
     """Return the width of each column (0: left out), or None if the table does not fit in rows."""
-    rows = [row for row in _indented(table) if not isinstance(row, Section)]
+    rows = [row for row in _indented(table) if not isinstance(row, doc.Section)]
     full = [
         max([*map(cell_len, _title(column)), *(cell_len(_words(row[at])) for row in rows)])
         for at, column in enumerate(table.columns)
@@ -335,32 +324,32 @@ def _shortened(names: list[int], excess: int, shortest: list[int]) -> list[int] 
     return sizes
 
 
-def _row(cells: list[Content], table: Table, columns: list[int], widths: list[int], glyphs: Glyphs) -> Text:
+def _row(cells: list[doc.Content], table: doc.Table, columns: list[int], widths: list[int], glyphs: Glyphs) -> Text:
     line = Text()
     for position, (at, content) in enumerate(zip(columns, cells, strict=True)):
         column, size = table.columns[at], widths[at]
         if position:
             line.append(" " * _GAP)
-        if isinstance(content, Bar):
+        if isinstance(content, doc.Bar):
             line.append_text(bar(content, size, glyphs))
             continue
-        style = _STYLES[content.tone] if isinstance(content, Cell) else ""
+        style = _STYLES[content.tone] if isinstance(content, doc.Cell) else ""
         line.append(_fitted(_words(content), column, size), style=style)
     line.rstrip()
     return line
 
 
-def _fitted(text: str, column: Column, size: int) -> str:
+def _fitted(text: str, column: doc.Column, size: int) -> str:
     if cell_len(text) > size:
         text = set_cell_size(text, size - 1) + "…"
     space = " " * (size - cell_len(text))
     return text + space if column.align == "left" else space + text
 
 
-def _stacked(table: Table, width: int) -> Iterator[Text]:
+def _stacked(table: doc.Table, width: int) -> Iterator[Text]:
     """Show every cell on a separate line, for narrow screens."""
     for row in table.rows:
-        if isinstance(row, Section):
+        if isinstance(row, doc.Section):
             yield from _paragraph(row.title, width, "bold")
             continue
         names = [_words(content) for column, content in zip(table.columns, row, strict=True) if column.heads_row]
@@ -371,7 +360,7 @@ def _stacked(table: Table, width: int) -> Iterator[Text]:
                 yield from (Text("  ") + line for line in _paragraph(title, width - 2))
 
 
-def bar(content: Bar, width: int, glyphs: Glyphs = UNICODE) -> Text:
+def bar(content: doc.Bar, width: int, glyphs: Glyphs = UNICODE) -> Text:
     """Draw an interval and its estimate in `width` characters."""
     drawn = [glyphs.track] * width
     low, mean, high = (round(content.place(value) * (width - 1)) for value in (content.low, content.mean, content.high))

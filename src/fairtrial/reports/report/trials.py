@@ -12,18 +12,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
 from fairtrial.reports.figures.metrics import ERRORS
-from fairtrial.reports.render.document import (
-    Block,
-    Cases,
-    Cell,
-    Column,
-    Content,
-    Document,
-    Remarks,
-    Table,
-    Tone,
-    TrialDetails,
-)
+from fairtrial.reports.render import document
 from fairtrial.reports.render.safe_text import envelopes, sample_title, session_lines, shown
 from fairtrial.reports.report.run_json import moment, tokens_of
 from fairtrial.scoring.score import Metric, Score
@@ -41,23 +30,27 @@ _GLANCE = 160
 _CUT = 4_000
 
 
-def failed_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int) -> list[Block]:
+def failed_trials(
+    store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int
+) -> list[document.Block]:
     """Return the errors and the trials that did not pass, up to a limit of each."""
     only = parts[0].name if len(parts) == 1 else None
     broken = sum(sum(part.errors.values()) for part in parts)
     failed = sum(part.successful - part.totals.passed for part in parts)
     errors = store.results(run.run_id, experiment=only, outcomes=ERRORS, limit=limit)
     failures = store.results(run.run_id, experiment=only, passed=False, limit=limit)
-    blocks: list[Block] = []
+    blocks: list[document.Block] = []
     for name, total, results in (("Errors", broken, errors), ("Did not pass", failed, failures)):
         if total:
             showing = f", the first {limit:,} shown" if total > limit else ""
             caption = f"{name}: {formatting.count(total, 'trial')}{showing}"
-            blocks.append(Cases(caption, total, min(limit, total), _read(results, run, several=len(parts) > 1)))
+            blocks.append(
+                document.Cases(caption, total, min(limit, total), _read(results, run, several=len(parts) > 1))
+            )
     return blocks
 
 
-def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int) -> Block:
+def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int) -> document.Block:
     """Return every trial, to read and filter, up to a limit: errors first, then those that did not pass."""
     only = parts[0].name if len(parts) == 1 else None
     results = chain(
@@ -67,7 +60,7 @@ def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport
     )
     total = sum(part.total for part in parts)
     first = ": errors first, then trials that did not pass, then the others" if total > 1 else ""
-    return Cases(
+    return document.Cases(
         f"Trials{first}",
         total,
         min(limit, total),
@@ -77,7 +70,7 @@ def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport
     )
 
 
-def _bounded(results: Iterable[EvalResult], run: RunRecord, *, several: bool) -> Iterator[TrialDetails]:
+def _bounded(results: Iterable[EvalResult], run: RunRecord, *, several: bool) -> Iterator[document.TrialDetails]:
     """Yield trials until their texts reach the size limit of a page."""
     room = _PAGE_CHARACTERS
     for details in _read(results, run, several=several, whole=True):
@@ -89,7 +82,7 @@ def _bounded(results: Iterable[EvalResult], run: RunRecord, *, several: bool) ->
 
 def _read(
     results: Iterable[EvalResult], run: RunRecord, *, several: bool, whole: bool = False
-) -> Iterator[TrialDetails]:
+) -> Iterator[document.TrialDetails]:
     for result in results:
         title = result.sample_id if whole else sample_title(result.sample_id, sample_of(result).input)
         if several:
@@ -121,12 +114,12 @@ def sample_of(result: EvalResult) -> Sample[Any, Any]:
         return Sample(result.sample_id, "(not stored)")
 
 
-def case(result: EvalResult, title: str, *, whole: bool = False) -> TrialDetails:
+def case(result: EvalResult, title: str, *, whole: bool = False) -> document.TrialDetails:
     """Return the details of a trial; with `whole`, also its metadata, session and traceback."""
     score = result.score
     sample = sample_of(result)
     facts = [("input", shown(sample.input)), ("expected", shown(sample.expected) if sample.has_expected else "")]
-    tone: Tone = "bad"
+    tone: document.Tone = "bad"
     if score is None:
         facts.append(("error", error_text(result)))
         tone = "unsure"
@@ -152,7 +145,7 @@ def case(result: EvalResult, title: str, *, whole: bool = False) -> TrialDetails
         folded = [("session", _session(result)), ("traceback", traceback_of(result))]
         came = result.error or "" if score is None else shown(result.output)
         glance = (shown(sample.input)[:_GLANCE], came[:_GLANCE])
-    return TrialDetails(
+    return document.TrialDetails(
         title,
         outcome,
         tone,
@@ -237,23 +230,25 @@ _TITLES = {"sample_id": "sample", "outcome": "result"}
 _FIGURES = ("value", "reward", "latency_ms", "tokens", "cost", "judge_cost", "repeat")
 
 
-def trials_document(record: TrialRows) -> Document:
+def trials_document(record: TrialRows) -> document.Document:
     """Return a table of the rows; `outcome` and `passed` are combined into one column."""
     columns = [name for name in record.columns if name != "passed" or "outcome" not in record.columns]
-    table = Table(
+    table = document.Table(
         "",
         tuple(_column(name, at == 0) for at, name in enumerate(columns)),
         tuple(tuple(_cell(name, row) for name in columns) for row in record.rows),
     )
-    more = (Remarks((f"Only the first {len(record.rows):,} are shown.",)),) if record.more else ()
+    more = (document.Remarks((f"Only the first {len(record.rows):,} are shown.",)),) if record.more else ()
     title = f"Trials of {record.run.name}"
-    return Document(title, () if record.rows else ("no trial matches",), (*((table,) if record.rows else ()), *more))
+    return document.Document(
+        title, () if record.rows else ("no trial matches",), (*((table,) if record.rows else ()), *more)
+    )
 
 
-def _column(name: str, first: bool) -> Column:
+def _column(name: str, first: bool) -> document.Column:
     figure = name in _FIGURES or name.startswith("metrics.")
     title = _TITLES.get(name, name.removeprefix("metadata.").removeprefix("metrics."))
-    return Column(
+    return document.Column(
         title,
         "right" if figure else "left",
         name=not figure and name != "outcome",
@@ -263,12 +258,12 @@ def _column(name: str, first: bool) -> Column:
     )
 
 
-def _cell(name: str, row: Any) -> Content:
+def _cell(name: str, row: Any) -> document.Content:
     value = row[name]
     if name == "outcome" and "passed" in row:
         return _result(value, row["passed"])
     if value is None:
-        return Cell("-", "dim")
+        return document.Cell("-", "dim")
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -276,6 +271,6 @@ def _cell(name: str, row: Any) -> Content:
     return " ".join((cell_text(value) or "")[:_LONGEST].split())
 
 
-def _result(outcome: str, passed: bool | None) -> Cell:
-    tone: Tone = "unsure" if passed is None else "good" if passed else "bad"
-    return Cell(outcome.replace("_", " ") if passed is None else "passed" if passed else "failed", tone)
+def _result(outcome: str, passed: bool | None) -> document.Cell:
+    tone: document.Tone = "unsure" if passed is None else "good" if passed else "bad"
+    return document.Cell(outcome.replace("_", " ") if passed is None else "passed" if passed else "failed", tone)
