@@ -484,7 +484,7 @@ class Screens:
         self.same("compare", sum([changes.count(kind) for kind in kinds]), both)
         passed = found.candidates[0]["passed"]
         self.same("compare", passed.n, both)
-        if both >= 3:  # Two of the samples are alike, and one cluster has no variance.
+        if both >= 3:  # Two of the samples are equal, and one cluster has no variance.
             table = leaderboard(left[a], right[b])
             means = [one for one in (passed.baseline, passed.candidate) if one is not None]
             self.same("leaderboard", sorted(entry.mean for entry in table.systems), sorted(means))

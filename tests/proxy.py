@@ -19,7 +19,7 @@ class Proxy:
         port: Where it listens.
         target: The port it forwards to.
         delay: Seconds by which every packet is late.
-        piece: Packets are cut into pieces of so many bytes; 0 leaves them whole.
+        piece: Packets are cut into pieces of this many bytes; 0 leaves them whole.
         dropped: The directions in which packets vanish: "up" to the server, "down" to the client.
         held: Packets are kept until this is False again.
         refused: New connections are closed at once.

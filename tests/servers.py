@@ -199,7 +199,7 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Remove a database made by `new_database`, whoever is still connected to it."""
+        """Remove a database made by `new_database` even if clients are still connected to it."""
         name = psycopg.sql.Identifier(url.rpartition("/")[2])
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))

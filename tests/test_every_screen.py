@@ -187,7 +187,7 @@ def test_a_run_does_not_end_while_a_result_is_being_stored(pg_url: str) -> None:
     def begin(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if "INTO results" in statement and not waited:
             thread.start()
-            waited.append(not done.wait(0.5))  # Else a report could be cached that lacks the result for ever.
+            waited.append(not done.wait(0.5))  # Else a report could be cached that lacks the result forever.
 
     event.listen(store._engine, "before_cursor_execute", begin)  # type: ignore[attr-defined]
     store.commit(run.run_id, [result(run, 0)], samples([0]))

@@ -126,7 +126,7 @@ def log(path: Path, *samples: Any, members: Mapping[str, bytes] | None = None) -
 
 
 def zstd_log(path: Path, header: bytes) -> Path:
-    """A log by hand, whose header is a Zstandard frame and says nothing true about its size."""
+    """A log whose header is a Zstandard frame and says nothing true about its size."""
     body = io.BytesIO()
     directory = b""
     for name, content, method in ((b"header.json", header, 93),):

@@ -244,9 +244,9 @@ PARTS = {
     "yarl": "aiohttp",
     "google": "opentelemetry",
 }
-# Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
+# Brought by authors who run the suites of `fairtrial.testing` on a part of their own.
 BROUGHT = {"pytest", "hypothesis"}
-# Brought by whoever trains: `fairtrial.rl` installs no trainer.
+# Brought by users who train: `fairtrial.rl` installs no trainer.
 TRAINERS = {"datasets", "openenv", "skyrl_gym", "torch", "transformers", "trl", "verifiers"}
 
 

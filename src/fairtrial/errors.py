@@ -42,7 +42,7 @@
     ├── SandboxError              a sandbox has ended, or cannot do what was asked
     │   └── SandboxUnavailableError  this machine does not allow the isolation that was asked for
     ├── TraceSendError            traces could not be sent to their receiver
-    └── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
+    └── LoopCrashedError          a loop of a group crashed more often than the group allows
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
 """
@@ -219,7 +219,7 @@ class TraceSendError(FairtrialError):
 
 
 class LoopCrashedError(FairtrialError):
-    """A loop of a group crashed again and again, and the group was told to give up."""
+    """A loop of a group crashed more often than the group allows."""
 
 
 class ModelError(FairtrialError):

@@ -212,8 +212,8 @@ def _second_is(*kinds: type) -> Callable[[Sequence[Any]], bool]:
     return lambda values: isinstance(values[0], str) and len(values) > 1 and isinstance(values[1], kinds)
 
 
-# The orders in which the specifications write the fields of a record. Those of one record are told apart by what they
-# start with.
+# The orders in which the specifications write the fields of a record. The first value
+# selects the form of a record.
 _NUMBERS = (int, float)
 Dataset = _spelled(dataset.Dataset, _Form(("name", "samples", "version"), dataset.Dataset, _first_is(str)))
 Score = _spelled(

@@ -1,4 +1,4 @@
-"""Async code called from ordinary code."""
+"""Async code called by blocking code."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def spent(place: Path, *words: str) -> float:
 @pytest.mark.measured
 def test_live_progress_costs_at_most_15_percent(place: Path, figure: Figure) -> None:
     (place / "trivial.py").write_text(TRIVIAL)
-    # Taken in turns, the best of each: a burst of someone else's work hits both alike.
+    # Taken in turns, the best of each: a burst of someone else's work affects both.
     quiet, live = [], []
     for _ in range(2):
         quiet.append(spent(place, "--quiet"))

@@ -12,7 +12,7 @@ import pytest
 from fairtrial import open_store
 from tests.cli.conftest import Cli
 
-# Every way out but the loopback is closed: whoever tries it gets an error.
+# Every connection except to the loopback raises an error.
 NO_NETWORK = """
 import socket
 

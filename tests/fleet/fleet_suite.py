@@ -40,7 +40,7 @@ if FORMAT:  # What a process of another version reads and writes.
 
     for module in (message_fields, messages):
         setattr(module, "VERSION", int(FORMAT))  # noqa: B010 - a constant, for the types
-if CLOCK or CLOCK_FILE:  # This process's clock is wrong by so many seconds, or by those in a file.
+if CLOCK or CLOCK_FILE:  # This process's clock is wrong by CLOCK seconds, or by those in a file.
     _time = time.time
     time.time = lambda: _time() + (float(Path(CLOCK_FILE).read_text()) if CLOCK_FILE else CLOCK)
 

@@ -1,4 +1,4 @@
-"""A loop put together by hand, in a process of its own, until a signal ends it.
+"""A loop assembled by a program, in a separate process, until a signal ends it.
 
 loop_process.py one|eval|main REDIS_URL FOLDER
 

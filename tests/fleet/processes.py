@@ -96,7 +96,7 @@ def end(process: subprocess.Popen[str], *, number: signal.Signals = signal.SIGTE
 
 
 def wait_for_lines(path: Path, count: int, *, timeout: float = 60) -> int:
-    """Wait until a log has so many lines; returns how many it has."""
+    """Wait until a log has `count` lines; returns how many it has."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         if path.exists() and (lines := path.read_bytes().count(b"\n")) >= count:

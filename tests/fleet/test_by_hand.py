@@ -1,4 +1,4 @@
-"""Loops, mailboxes, submission and collection put together by hand, as processes."""
+"""Loops, mailboxes, submission and collection assembled by programs, as processes."""
 
 from __future__ import annotations
 

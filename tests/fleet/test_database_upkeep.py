@@ -1,4 +1,4 @@
-"""What administrators do to a database beside a run: every trial is stored once, and no command waits for ever."""
+"""What administrators do to a database beside a run: every trial is stored once, and no command waits forever."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.proves("R106")
 
 
 async def begun(limiter: Limiter, calls: int) -> list[float]:
-    """When each of so many calls could begin, from now."""
+    """When each of `calls` calls could begin, from now."""
     start = time.monotonic()
 
     async def call() -> float:

@@ -1,4 +1,4 @@
-"""Submitting by hand and collecting by hand: nothing lost, nothing counted twice."""
+"""Submitting and collecting from a program: nothing lost, nothing counted twice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.fleet.fake_worker import FakeWorker, answer
 
 @pytest.fixture(autouse=True)
 def nothing_submitted() -> None:
-    """Other tests submit runs, and make requests by hand, that nobody collects."""
+    """Other tests submit runs, and make requests without a key, that nobody collects."""
     submitted.clear()
     if implicit := current_implicit_run():
         end_implicit_run(implicit)
@@ -85,7 +85,7 @@ async def test_a_dataset_goes_out_and_its_results_come_in(broker: MemoryBroker) 
 @pytest.mark.proves("R48", "R54", "R56", "R57")
 @pytest.mark.parametrize("where", ["results", "reply_to"])
 async def test_a_dataset_is_submitted_executed_scored_and_collected(where: str) -> None:
-    """The whole way by hand, with the loop that users run."""
+    """The whole path, with the loop that users run."""
     results = InMemoryMailbox("results", EvalReply)
     requests = InMemoryMailbox("requests", EvalRequest, reply_resolver=CompositeResolver({"results": results}))
     to: dict[str, Any] = {"results": results} if where == "results" else {}

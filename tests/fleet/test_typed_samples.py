@@ -1,4 +1,4 @@
-"""Typed samples keep their types on the way to workers that were put together by hand."""
+"""Typed samples keep their types on the way to workers that a program assembled."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ async def same_number(given: int) -> int:
     return given
 
 
-def look_alike() -> Any:
+def same_looking() -> Any:
     """A class that has the name of every other class that this returns."""
 
     @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def look_alike() -> Any:
 
 
 async def test_workers_use_the_suites_own_samples_where_names_are_ambiguous(tmp_path: Path, redis_url: str) -> None:
-    items = [look_alike()(1), look_alike()(1)]
+    items = [same_looking()(1), same_looking()(1)]
     dataset = Dataset([Sample(str(place), place, item) for place, item in enumerate(items)])
 
     def is_own(output: int, expected: Any) -> bool:
@@ -311,7 +311,7 @@ async def test_workers_use_the_suites_own_samples_where_names_are_ambiguous(tmp_
 
     broker = connect_broker(redis_url)
     try:
-        suite = EvalSuite("alike", dataset, same_number, is_own)
+        suite = EvalSuite("same", dataset, same_number, is_own)
         loops: list[EvalLoop] = []
         worker = asyncio.create_task(run_worker(suite, broker, started=loops.append))
         report = await suite.run(store=str(tmp_path / "runs.db"), mailbox=broker)

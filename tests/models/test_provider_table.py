@@ -1,4 +1,4 @@
-"""Cells of the table of providers (docs/reference/providers.md) for all protocols alike: what is sent, and refused."""
+"""Cells of the table of providers (docs/reference/providers.md) for all protocols: what is sent, and refused."""
 
 from __future__ import annotations
 

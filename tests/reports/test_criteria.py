@@ -252,7 +252,7 @@ VALUES = {
     "one value": st.just(0.5),
     "large": st.floats(-1e30, 1e30),
     "tiny": st.floats(0, 1e-300),
-    "alike": st.floats(1e9, 1e9 + 1e-3),
+    "similar": st.floats(1e9, 1e9 + 1e-3),
 }
 DECIDED = {"better": 1, "higher": 1, "worse": -1, "lower": -1}
 

@@ -29,7 +29,7 @@ def share(passes: int, of: int) -> list[Trial]:
 
 
 def changed(n: int, wins: int, losses: int) -> EvalReport:
-    """Two experiments that differ on so many samples; on the others both pass."""
+    """Two experiments that differ on some samples; on the others both pass."""
     rest = n - wins - losses
     return stored(
         {"plain": [0.0] * wins + [1.0] * losses + [1.0] * rest, "terse": [1.0] * wins + [0.0] * losses + [1.0] * rest}

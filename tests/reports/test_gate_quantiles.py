@@ -24,7 +24,7 @@ P95 = GateRules(ceilings={"p95:latency_ms": 2000})
 
 
 def latencies(within: int, beyond: int, **changes: Any) -> Columns:
-    """So many trials within 2,000 ms, and so many beyond."""
+    """Trials within 2,000 ms, and trials beyond."""
     return Columns.of({"latency_ms": np.repeat([1900.0, 2100.0], [within, beyond])}, **changes)
 
 

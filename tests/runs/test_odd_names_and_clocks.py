@@ -1,4 +1,4 @@
-"""Names that look alike stay apart, and a wall clock that jumps costs no trial of a local run."""
+"""Names that look the same stay apart, and a wall clock that jumps costs no trial of a local run."""
 
 from __future__ import annotations
 

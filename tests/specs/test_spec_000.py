@@ -451,7 +451,7 @@ def test_blocks_28_29_30_31_32_requests_are_submitted_executed_and_collected_wit
     assert report.mean_latency_ms is not None
     assert [result.sample_id for result in report.failed_samples()] == ["sum"]
 
-    for sample in qa:  # The same by hand: a request is told its sample and nothing else.
+    for sample in qa:  # The same with single requests, which have a sample and nothing else.
         call_sync(partial(requests.send, EvalRequest(sample=sample)))
     eval_loop.run(max_iterations=1)
     by_hand = collect_results(results, len(qa), timeout_seconds=30)

@@ -139,13 +139,13 @@ def test_degrees_of_freedom_of_equal_clusters_do_not_depend_on_the_working_model
         outcomes = clustered_outcomes([10] * 12, correlation, 0.6, 4)
         assert stats.mean_interval(outcomes, clusters=np.repeat(np.arange(12), 10)).df == pytest.approx(11)
     unequal = [40] * 3 + [5] * 9
-    alike, apart = (
+    similar, apart = (
         stats.mean_interval(values, clusters=np.repeat(np.arange(12), unequal), bounds=None).df
         for values in (np.repeat(rng.normal(size=12), unequal), rng.normal(size=sum(unequal)))
     )
-    assert alike is not None
+    assert similar is not None
     assert apart is not None
-    assert alike + 0.5 < apart
+    assert similar + 0.5 < apart
 
 
 # The command that measures coverage and errors: verdicts, the table, and the choice of designs.

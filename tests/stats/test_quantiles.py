@@ -251,7 +251,7 @@ def test_both_directions_need_as_many_pairs() -> None:
 
 @pytest.mark.parametrize("units", [6, 10, 40])
 def test_of_few_units_more_are_needed_than_the_normal_formula_says(units: int) -> None:
-    """Power of a t test at the number named, by the noncentral t, over the errors that so many units may show."""
+    """Power of a t test at the number named, by the noncentral t, over the errors that this many units may show."""
     n, se, powers = 10 * units, 0.05, []
     delta = 2.8016 * se
     for share in (np.arange(21) + 0.5) / 21:

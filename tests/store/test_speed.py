@@ -1,4 +1,4 @@
-"""The cost of storing a trial, compared with the least work by hand. CPU time, interleaved, the best of several."""
+"""The cost of storing a trial, compared with the least work. CPU time, interleaved, the best of several."""
 
 from __future__ import annotations
 

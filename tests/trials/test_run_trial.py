@@ -406,7 +406,7 @@ async def test_a_traceback_has_the_last_eight_calls() -> None:
         return await work(given - 1) if given else "abc"[9:][0]
 
     result = await trial(work, given=20)
-    assert str(result.metadata["traceback"]).count(", in work") == 3  # Of eight, Python shows three alike.
+    assert str(result.metadata["traceback"]).count(", in work") == 3  # Of eight, Python shows three.
     assert "Previous line repeated 5 more times" in str(result.metadata["traceback"])
     assert result.metadata["programming_error"] is True
 

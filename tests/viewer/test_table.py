@@ -189,7 +189,7 @@ def test_facets_are_counted_under_all_other_filters(table: Table, question: Ques
         for value in facet.values:
             shown[value.text] = shown.get(value.text, 0) + value.trials
         assert {text: count for text, count in shown.items() if count} == counted
-        assert {value.text for value in facet.values if value.chosen} <= set(question.chosen(facet.name))
+        assert {value.text for value in facet.values if value.chosen} <= set(question.selected(facet.name))
 
 
 @quick

@@ -29,7 +29,7 @@ class LruCache[K, V]:
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value; what was used longest ago gives way."""
+        """Store a value and evict the least recently used one."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:

@@ -1,4 +1,4 @@
-"""The command gate, and who is told."""
+"""The command gate, and its notifications."""
 
 from __future__ import annotations
 

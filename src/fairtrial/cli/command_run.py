@@ -329,13 +329,13 @@ def _planned(
     from fairtrial.cli.adhoc import load
 
     if not adhoc_options:
-        return [(load(where), (where,)) for where in _chosen(suites, settings)]
+        return [(load(where), (where,)) for where in _suites_to_run(suites, settings)]
     if suites:
         raise UserError("--prompt, --dataset, --model and --evaluator cannot be combined with SUITE", "omit SUITE")
     return [(adhoc.suite_of(adhoc_options), adhoc_options.words)]
 
 
-def _chosen(suites: Sequence[str], settings: Settings) -> Sequence[str]:
+def _suites_to_run(suites: Sequence[str], settings: Settings) -> Sequence[str]:
     chosen: Sequence[str] = suites or settings["suites"]
     if not chosen:
         raise UserError(

@@ -30,7 +30,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Setting:
     about: str
     read: Callable[[Any], Any]
     default: Any = None
@@ -102,18 +102,18 @@ def _log_format(value: Any) -> str:
     return str(value)
 
 
-KNOWN: Mapping[str, _Known] = {
-    "store": _Known("the store of runs", _text, path=True),
-    "suites": _Known("suites that `fairtrial run` runs by default", _texts, (), path=True),
-    "mailbox": _Known("the queue of worker, fleet and dlq, and of run --fleet", _text),
-    "concurrency": _Known("maximum number of trials in flight; overrides the suite", _whole),
-    "cache": _Known("cache of model responses: off, read, read-write or refresh", _text, "off"),
-    "max-same-errors": _Known(
+KNOWN: Mapping[str, _Setting] = {
+    "store": _Setting("the store of runs", _text, path=True),
+    "suites": _Setting("suites that `fairtrial run` runs by default", _texts, (), path=True),
+    "mailbox": _Setting("the queue of worker, fleet and dlq, and of run --fleet", _text),
+    "concurrency": _Setting("maximum number of trials in flight; overrides the suite", _whole),
+    "cache": _Setting("cache of model responses: off, read, read-write or refresh", _text, "off"),
+    "max-same-errors": _Setting(
         "stop an experiment whose first N trials end in the same programming error; overrides the suite", _count
     ),
-    "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
-    "log-format": _Known("text or json: what run, rescore and worker log", _log_format, "text"),
-    "prices": _Known("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),
+    "max-error-share": _Setting("exit 4 if a larger share of trials ends in an error", _share, 0.1),
+    "log-format": _Setting("text or json: what run, rescore and worker log", _log_format, "text"),
+    "prices": _Setting("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),
 }
 
 
@@ -173,7 +173,7 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     return Settings(settings, None if file is None else file.parent, bool(gate), bool(plan))
 
 
-def _read(definition: _Known, value: Any, origin: str) -> Any:
+def _read(definition: _Setting, value: Any, origin: str) -> Any:
     try:
         return definition.read(value)
     except ValueError as error:

@@ -151,7 +151,7 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _take(row: Row, fields: Mapping[str, tuple[str, ...]], *, required: str, kept: tuple[str, ...] = ()) -> Row:
-    """Rename the fields of a row. Those in `kept` become metadata; what nobody knows is refused."""
+    """Rename the fields of a row. Those in `kept` become metadata; unknown fields are refused."""
     names = {name for known in fields.values() for name in known}
     unknown = [name for name in row if name not in names and name not in kept]
     if required not in row:

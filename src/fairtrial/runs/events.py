@@ -172,7 +172,7 @@ class EvalRunCompleted:
 
 
 type RunEvent = EvalRunStarted | TrialStarted | SampleEvaluated | EvalRunCompleted
-"""What observers of a run are told."""
+"""The events that observers of a run receive."""
 
 
 class Observer(Protocol):

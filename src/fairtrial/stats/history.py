@@ -125,7 +125,7 @@ def history_mean(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Adjustment:
     mean: float
     se: float
     slope: float
@@ -211,7 +211,7 @@ class _Run:
             slopes[fold == one] = float(x @ self.y[other]) / spread if spread > 1e-24 else 0.0
         return slopes
 
-    def adjusted(self, level: float) -> _Found | None:
+    def adjusted(self, level: float) -> _Adjustment | None:
         """Return the adjusted mean; None if it lies outside of the range, or its error is 0."""
         known, n = self.known, self.y.size
         pool = np.concatenate([self.x[known], self.rest])
@@ -241,7 +241,7 @@ class _Run:
                 reached = _end_with_one_more(totals, sizes, end, more, max(0.0, squared - error.se**2), level)
                 ends[end] = min(1.0, max(found.high, reached)) if end else max(0.0, min(found.low, reached))
         found = arrays.Interval(ends[0], ends[1], level, method)
-        return _Found(mean, sqrt(squared), weight * n / self.known_count, found)
+        return _Adjustment(mean, sqrt(squared), weight * n / self.known_count, found)
 
 
 def _effective_count(residuals: arrays.FloatArray) -> float:

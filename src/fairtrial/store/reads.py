@@ -179,7 +179,7 @@ class SqlReads(protocol.RunStore):
         if sample_ids is None:
             rows = self._pages(query, results.c.ordinal, _PAGE, after=after, limit=limit)
         else:
-            rows = self._picked(query, run, self._places(number, sample_ids), chosen, after, limit)
+            rows = self._rows_of_samples(query, run, self._places(number, sample_ids), chosen, after, limit)
         source = records.StoreSource(self, run)
         return (
             read_result(
@@ -205,7 +205,7 @@ class SqlReads(protocol.RunStore):
                 places.extend(connection.execute(query).scalars())
         return sorted(set(places))
 
-    def _picked(
+    def _rows_of_samples(
         self,
         query: sa.Select[Any],
         run: protocol.RunRecord,

@@ -131,7 +131,7 @@ class ResultMetadata(FrozenDict[str, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _DirectSource:
     """The sample and the session of a result that was created directly."""
 
     sample: Sample[Any, Any] | None
@@ -247,7 +247,7 @@ class EvalResult(Generic[OutputT]):
         if tokens_used is not None:
             usage = TokenUsage(tokens_used)
         if sample is not None or trajectory is not None:
-            source = _Given(sample, _session_of(trajectory))
+            source = _DirectSource(sample, _session_of(trajectory))
         if source is not None and type(metadata) is not ResultMetadata:
             metadata = ResultMetadata(metadata, source, key, ordinal)
         set_field = object.__setattr__

@@ -39,7 +39,7 @@ class ApplicationCalls:
         """Record the messages that a call is given; `abandon` records what has arrived of an answer not yet read."""
         with self._lock:
             self._open.add(abandon)
-            for event in self._log.given(messages):
+            for event in self._log.new_events(messages):
                 self._record(event)
 
     def end(self, abandon: Callable[[], None]) -> None:

@@ -94,7 +94,7 @@ def make_app(viewer: Viewer) -> Any:
     inside.router.redirect_slashes = False
 
     async def without_session(scope: Any, receive: Any, send: Any) -> None:
-        await _sign_in_page(viewer, Request(scope, receive), _asked_for(viewer, scope))(scope, receive, send)
+        await _sign_in_page(viewer, Request(scope, receive), _requested_address(viewer, scope))(scope, receive, send)
 
     return Guard(inside, viewer.access, without_session)
 
@@ -178,7 +178,7 @@ def _sign_in_page(viewer: Viewer, request: Request, to: str, problem: str = "") 
     return viewer.render(request, "sign_in.html", code=401, to=to, problem=problem)
 
 
-def _asked_for(viewer: Viewer, scope: Any) -> str:
+def _requested_address(viewer: Viewer, scope: Any) -> str:
     """Return the address of a page below the prefix, as it was sent."""
     path = scope["raw_path"].decode("latin-1").removeprefix(f"/{viewer.access.prefix}/")
     query = scope["query_string"].decode("latin-1")

@@ -99,7 +99,7 @@ class Question:
         values[metadata_key] = _changed(values.get(metadata_key, ()), value, chosen)
         return replace(self.first_page, metadata=tuple((key, some) for key, some in values.items() if some))
 
-    def chosen(self, facet: str) -> tuple[str, ...]:
+    def selected(self, facet: str) -> tuple[str, ...]:
         """Return the values of a facet that are selected."""
         if facet == "experiment":
             return self.experiments

@@ -1,4 +1,4 @@
-"""The state of a review: who said what, what is next for whom, and where people disagree.
+"""The state of a review: the answers, the next trial of each person, and where people disagree.
 
 Nothing here reads a store: a state is made of the drawn trials and the labels.
 """

@@ -87,7 +87,7 @@ def write_site(store: RunStore, run: RunRecord, path: Path) -> None:
         run: The run.
         path: The zip file, replaced when it is complete.
     """
-    chosen = list(islice(_chosen(store, run), MOST_TRIALS))
+    chosen = list(islice(_selected_trials(store, run), MOST_TRIALS))
     chosen.sort(key=lambda result: result.ordinal)
     pages = {
         (result.experiment, result.sample_id, result.repeat): f"t/{number:04}.html"
@@ -99,7 +99,7 @@ def write_site(store: RunStore, run: RunRecord, path: Path) -> None:
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
 
 
-def _chosen(store: RunStore, run: RunRecord) -> Iterator[EvalResult]:
+def _selected_trials(store: RunStore, run: RunRecord) -> Iterator[EvalResult]:
     """Yield the trials: failed ones, errors, then those that passed."""
     yield from store.results(run.run_id, passed=False)
     yield from store.results(run.run_id, outcomes=_ERRORS)

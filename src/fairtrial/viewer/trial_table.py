@@ -133,7 +133,7 @@ def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -
     """Return the rows that a question asks for."""
     sorter = _Sorter(columns, question, limit)
     for block in _blocks(columns, question, sorter.starts()):
-        sorter.add(block.start, block.chosen())
+        sorter.add(block.start, block.selected())
         if sorter.is_complete:
             break
     return sorter.page()
@@ -147,7 +147,7 @@ def count_and_find(columns: TrialColumns, question: Question) -> tuple[TableCoun
     for block in _blocks(columns, question):
         tally.add(block)
         if not sorter.is_complete:
-            sorter.add(block.start, block.chosen())
+            sorter.add(block.start, block.selected())
     return tally.counts(), sorter.page()
 
 
@@ -167,7 +167,7 @@ def neighbours(columns: TrialColumns, question: Question, ordinal: int) -> tuple
 def chosen_ordinals(columns: TrialColumns, question: Question) -> Iterator[int]:
     """Yield the trials that a question selects, in plan order."""
     for block in _blocks(columns, question):
-        yield from (np.flatnonzero(block.chosen()) + block.start).tolist()
+        yield from (np.flatnonzero(block.selected()) + block.start).tolist()
 
 
 class _Block:
@@ -209,7 +209,7 @@ class _Block:
             table[list(accepted)] = True
             self.masks[name] = np.take(table, codes)
 
-    def chosen(self, without: str = "") -> Mask:
+    def selected(self, without: str = "") -> Mask:
         """Return the trials that pass all filters, or all but one."""
         if without in self.masks:
             kept = [mask for name, mask in self.masks.items() if name != without]
@@ -221,10 +221,10 @@ class _Block:
     def codes_of_chosen(self, name: str, *, without: str = "") -> NDArray[Any]:
         """Return the codes of the trials that pass all filters, or all but one."""
         if without in self.masks:
-            places = np.flatnonzero(self.chosen(without))
+            places = np.flatnonzero(self.selected(without))
         else:
             if self._places is None:
-                self._places = np.flatnonzero(self.chosen())
+                self._places = np.flatnonzero(self.selected())
             places = self._places
         if name not in self._codes and name.startswith("m.") and places.size * _FEW < self._end - self.start:
             return self._columns.at(f"meta:{name[2:]}", places + self.start)
@@ -336,14 +336,14 @@ class _Sorter:
 
     def page(self) -> TablePage:
         """Return the rows."""
-        cursors, more_before, more_after = self._found()
+        cursors, more_before, more_after = self._page_rows()
         return TablePage(
             tuple(cursor.ordinal for cursor in cursors),
             cursors[-1] if cursors and more_after else None,
             cursors[0] if cursors and more_before else None,
         )
 
-    def _found(self) -> tuple[list[RowCursor], bool, bool]:
+    def _page_rows(self) -> tuple[list[RowCursor], bool, bool]:
         """Return the rows, and whether there are others before and after them."""
         if not self._keys:
             return [], False, False
@@ -412,7 +412,7 @@ class _Counter:
     def __init__(self, question: Question, name: str, title: str, texts: Sequence[str]) -> None:
         self.name = name
         self._title, self._texts = title, texts
-        self._chosen = frozenset(question.chosen(name))
+        self._chosen = frozenset(question.selected(name))
         self._counts = np.zeros(len(texts), dtype=np.int64)
 
     def add(self, block: _Block) -> None:

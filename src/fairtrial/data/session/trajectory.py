@@ -262,18 +262,18 @@ class ConversationLog[Origin]:
 
     def __init__(self, is_known: Callable[[ToolCall], bool]) -> None:
         self._is_known = is_known
-        self._said: list[tuple[Any, ...]] = []
+        self._recorded: list[tuple[Any, ...]] = []
         self._requested: dict[str, tuple[ToolCall, Origin]] = {}
 
-    def given(self, messages: Iterable[ChatMessage]) -> Iterator[ChatMessage | ToolInvoked]:
+    def new_events(self, messages: Iterable[ChatMessage]) -> Iterator[ChatMessage | ToolInvoked]:
         """Return the events of the messages that a call was given: those that are new, and the results of tools."""
-        known = list(self._said)
+        known = list(self._recorded)
         for message in messages:
             identity = identity_of(message)
             if identity in known:
                 known.remove(identity)
                 continue
-            self._said.append(identity)
+            self._recorded.append(identity)
             if message.role == "tool" and message.name in self._requested:
                 call, _origin = self._requested.pop(message.name)
                 if not self._is_known(call):
@@ -282,7 +282,7 @@ class ConversationLog[Origin]:
 
     def answered(self, message: ChatMessage, origin: Origin) -> None:
         """Note an answer, and the tools that it calls."""
-        self._said.append(identity_of(message))
+        self._recorded.append(identity_of(message))
         self._requested.update({call.id: (call, origin) for call in message.tool_calls})
 
     def without_result(self) -> Iterator[tuple[ToolInvoked, Origin]]:

@@ -203,7 +203,7 @@ class PostgresLimits(LimitServer):
         return CooldownState(*await self._change(REFUSE, quota, parameters))
 
     async def listen(self, quota: Quota) -> CooldownState:
-        """Return what others were told."""
+        """Return the state that others see."""
         rows = await self.connection.run(_asking(quota), LISTEN, {"name": quota.name})
         return CooldownState(*rows[0]) if rows else CooldownState(0, 0.0)
 

@@ -168,7 +168,7 @@ class RedisLimits(LimitServer):
         return CooldownState(*await self._limit(REFUSED, quota, args))
 
     async def listen(self, quota: Quota) -> CooldownState:
-        """Return what others were told."""
+        """Return the state that others see."""
         return CooldownState(*await self._limit(LISTEN, quota, ()))
 
     async def spend(self, name: str, usage: TokenUsage, requests: int) -> tuple[TokenUsage, int]:

@@ -27,7 +27,7 @@ _VALUE = "score"  # The score of a trial; its metrics are scores of their own.
 def write_log(store: RunStore, run: RunRecord, target: Path) -> list[Path]:
     """Write a `.eval` file for every experiment, since a log has one model; return the files.
 
-    A run with one experiment is written to `target`, those of others get the name of the experiment appended.
+    A run with one experiment is written to `target`; with several, each file has the name of its experiment appended.
     """
     files: list[Path] = []
     for experiment in run.experiments:

@@ -24,9 +24,9 @@ from fairtrial.integrations.model_server.reply import (
     draw,
     parse_messages,
     pieces,
+    requested_tokens,
     required,
     tools_in,
-    wanted,
 )
 
 # A fixed creation time, so that equal servers give answers that are equal byte for byte.
@@ -133,7 +133,7 @@ class OpenAIWire(Wire):
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         choice = {"message": message, "logprobs": _logprobs(request, reply), "finish_reason": _finish_reason(reply)}
-        tokens = wanted(self._engine, request, reply)
+        tokens = requested_tokens(self._engine, request, reply)
         if tokens is not None:
             choice |= {"logprobs": {"content": tokens.logprobs(), "refusal": None}, **tokens.of_choice()}
         return {
@@ -163,7 +163,7 @@ class OpenAIWire(Wire):
         # If usage was requested, all chunks before the last one have `"usage": null`.
         tail = {"usage": None} if with_usage else {}
         chunks: list[dict[str, Any]] = []
-        tokens = wanted(self._engine, request, reply)
+        tokens = requested_tokens(self._engine, request, reply)
         logprobs = None if tokens is not None else (_logprobs(request, reply) or {}).get("content")
         for index in range(_choices(request)):
             sent: list[dict[str, Any]] = []

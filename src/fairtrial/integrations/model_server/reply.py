@@ -476,7 +476,7 @@ class SentTokens:
             chunk["choices"][0] |= {"logprobs": found, **({"token_ids": ids[begin:end]} if ids else {})}
 
 
-def wanted(engine: Engine | None, request: ParsedRequest, reply: Reply) -> SentTokens | None:
+def requested_tokens(engine: Engine | None, request: ParsedRequest, reply: Reply) -> SentTokens | None:
     """Return the tokens of an answer, if the server has them and the client asks for them."""
     if engine is None or request.body.get("return_token_ids") is not True or reply.refusal is not None:
         return None

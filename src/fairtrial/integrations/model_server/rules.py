@@ -322,11 +322,11 @@ class Speaker:
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
-        self._said: dict[tuple[int, str], int] = {}
+        self._positions: dict[tuple[int, str], int] = {}
 
     def reset(self) -> None:
         """Restart every script."""
-        self._said.clear()
+        self._positions.clear()
 
     async def reply(self, request: ParsedRequest) -> Reply:
         """Return the reply of the first rule that has one, or `unscripted_reply`."""
@@ -352,8 +352,8 @@ class Speaker:
             position = request.turn
         else:
             key = (index, request.conversation if script.per == "conversation" else "")
-            position = self._said.get(key, 0)
-            self._said[key] = position + 1
+            position = self._positions.get(key, 0)
+            self._positions[key] = position + 1
         if position < len(script.replies):
             return script.replies[position]
         return script.replies[-1] if script.then == "repeat_last" else None

@@ -183,7 +183,7 @@ def _model_events(calls: Sequence[tuple[ReceivedSpan, Conversation]], tools: Seq
     found: list[_Timed] = []
     log = ConversationLog[ReceivedSpan](_InSpans(tools).has)
     for span, conversation in calls:
-        found += [_Timed(span.start, event, span) for event in log.given(conversation.given)]
+        found += [_Timed(span.start, event, span) for event in log.new_events(conversation.given)]
         found.append(_Timed(span.end, _prompt_executed(span), span))
         for message in conversation.answered:
             log.answered(message, span)

@@ -265,7 +265,7 @@ class Topology:
         return list(dict.fromkeys(self._slots)) if self.address.mode == "cluster" else [self._master]
 
     def seeds(self) -> list[tuple[str, int]]:
-        """Return whom to ask, those that answered last first."""
+        """Return the servers to ask, most recently responsive first."""
         known = [node for node in dict.fromkeys(self._slots) if node is not None and node not in self._seeds]
         return [*self._seeds, *known]
 

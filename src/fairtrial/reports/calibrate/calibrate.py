@@ -200,7 +200,7 @@ def calibrate_source(
     drawn: bool = False,
 ) -> Calibration:
     """Compare the scores of one experiment with people's labels (default: those in its store)."""
-    columns = _judged(source, metric)
+    columns = _judge_columns(source, metric)
     own = None if labels is None else own_labels(labels, source, name=source.name, alone=True)
     found = collect(source, columns, own, metric, name)
     column, graded = found.column(columns, metric, by_verdict=by_verdict)
@@ -209,7 +209,7 @@ def calibrate_source(
     return _calibration(source, columns, column, found, draw, level, graded=graded)
 
 
-def _judged(source: ExperimentSource, metric: str) -> Columns:
+def _judge_columns(source: ExperimentSource, metric: str) -> Columns:
     columns = read_columns(source, metrics=[metric])
     if metric in columns.values:
         return columns
@@ -456,7 +456,7 @@ def _corrected(data: _Data, label_rate: Figure) -> Figure:
             label_rate.method,
             "Every trial is labelled.",
         )
-    if (picked := _picked(data, SURELY_PICKED)) is not None:
+    if (picked := _why_picked(data, SURELY_PICKED)) is not None:
         return Figure(None, None, None, int(data.y.size), None, picked)
     return _corrected_figure(data, data.trials)
 
@@ -467,7 +467,7 @@ def _corrected_figure(data: _Data, trials: stats.JudgedTrials) -> Figure:
     return _figure(found.estimate, found.interval, found.labelled, note)
 
 
-def _picked(data: _Data, alpha: float) -> str | None:
+def _why_picked(data: _Data, alpha: float) -> str | None:
     return why_picked(data.trials, by_verdict=data.by_verdict, clustered=data.groups is not None, alpha=alpha)
 
 
@@ -541,7 +541,7 @@ def _warnings(
     if not data.y.size:
         yield "There are no labels to compare the judge with: label a random sample of the judged trials first."
         return
-    if (picked := _picked(data, _PICKED)) is not None:
+    if (picked := _why_picked(data, _PICKED)) is not None:
         yield picked
     elif not draw.drawn:
         yield draw.remark

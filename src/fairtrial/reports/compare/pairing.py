@@ -447,7 +447,7 @@ def way_on(metric: str) -> str:
 
 
 class _Common(TypedDict):
-    """What every way to compare two sides is told."""
+    """The settings of every method that compares two sides."""
 
     clusters: IntArray | None
     level: float

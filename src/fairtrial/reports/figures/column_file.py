@@ -238,7 +238,7 @@ class ColumnFile:
             return self._computed.get(key)
 
     def remember(self, key: Hashable, value: Any) -> None:
-        """Keep what was computed; what was used longest ago gives way."""
+        """Store a result and evict the least recently used one."""
         with _lock:
             self._computed.put(key, value)
 

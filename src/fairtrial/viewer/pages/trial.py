@@ -215,10 +215,10 @@ def _judge(run: RunRecord, result: EvalResult) -> list[JudgeShown]:
     """Return what judges stored with their verdicts, and what they were asked if its hash agrees."""
     if result.score is None:
         return []
-    return [_judged(run, result, metric) for metric in result.score.metrics if "judge_model" in metric.metadata]
+    return [_judge_shown(run, result, metric) for metric in result.score.metrics if "judge_model" in metric.metadata]
 
 
-def _judged(run: RunRecord, result: EvalResult, metric: Metric) -> JudgeShown:
+def _judge_shown(run: RunRecord, result: EvalResult, metric: Metric) -> JudgeShown:
     kept = tuple((key, value_text(value)) for key, value in metric.metadata.items())
     sha256 = metric.metadata.get("prompt_sha256")
     found = None
