@@ -159,8 +159,8 @@ def test_what_is_not_a_failed_test_counts_only_where_the_entry_expects_it(
     assert mutate(entry(**change, expect=expected), "--timeout", "2")[0] == 0
 
 
-@pytest.mark.parametrize("test", ["test_broken", "test_missing", "test_skipped"])
-def test_tests_must_exist_run_and_pass_without_the_fault(mutate: Mutate, test: str) -> None:
+@pytest.mark.parametrize("test", ["test_broken", "test_skipped"])
+def test_tests_must_run_and_pass_without_the_fault(mutate: Mutate, test: str) -> None:
     code, printed = mutate(entry(test=f"tests/test_subject.py::{test}"))
     assert code == 2
     assert printed.startswith("the tests must pass without any fault:")
@@ -176,6 +176,7 @@ def test_tests_must_exist_run_and_pass_without_the_fault(mutate: Mutate, test: s
         (entry(find=""), "find must occur exactly once"),
         (entry(replace=FIND), "fault doubles: replace must differ from find"),
         (entry(file="src/other.py"), "file must name a file of the repository (got 'src/other.py')"),
+        (entry(test="tests/test_subject.py::test_missing"), "test must name a test of the repository"),
         (entry(test="tests/test_other.py::test_x"), "test must name a test of the repository"),
         (entry(expect="success"), "expect must be one of failure, error, timeout (got 'success')"),
         (entry(reason="none"), "unknown key reason"),
