@@ -107,3 +107,10 @@ def two(place: Path) -> Path:
     file = place / "evals.py"
     file.write_text(TWO)
     return file
+
+
+@pytest.fixture
+def ran(cli: Cli, two: Path) -> Cli:
+    """The command in a folder with a finished run of two experiments."""
+    cli("run", "evals.py", "--quiet")
+    return cli

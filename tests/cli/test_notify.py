@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,12 +35,6 @@ class Webhook:
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/services/T0/secret"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-
-
-@pytest.fixture
-def ran(cli: Cli, two: Path) -> Cli:
-    cli("run", "evals.py", "--quiet")
-    return cli
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,9 +217,3 @@ def test_histograms_count_what_is_at_most_their_bound() -> None:
         'wait_seconds_count{queue="a"} 4.0',
         'wait_seconds_sum{queue="a"} 10.6',
     ]
-
-
-def test_a_health_port_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigurationError, match=r'a health port needs .*pip install "fairtrial\[metrics\]"'):
-        LoopGroup([Steady()], health_port=0)
