@@ -8,31 +8,24 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, TrialContext, all_of, open_store, prompt_task
+from fairtrial import ChatMessage, Dataset, EvalConfig, Sample, TrialContext, llm_judge, open_store, prompt_task
 from fairtrial.base.codec import from_json
-from fairtrial.integrations.model_server import (
+from fairtrial.integrations.model_server import Fault, HalfSent, Hang, ModelServer, RateLimited, Refused, ServerFailed
+from fairtrial.integrations.model_server.config import FaultRule
+from fairtrial.integrations.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
     EmptyBody,
-    Fault,
-    FaultRule,
-    HalfSent,
-    Hang,
     MalformedJson,
-    ModelServer,
     NotAuthorised,
-    ParsedRequest,
-    RateLimited,
-    Refused,
-    Reply,
-    ServerFailed,
     WrongShape,
 )
+from fairtrial.integrations.model_server.reply import ParsedRequest, Reply
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ResponseCache, RetryPolicy, ScriptedAdapter
-from fairtrial.models.judges import llm_judge
 from fairtrial.models.judges.fence import read_fences
-from fairtrial.scoring import contains, exact_match
+from fairtrial.scoring import all_of, contains, exact_match
+from fairtrial.suites import EvalSuite
 from tests.models.test_judges import HOSTILE
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.001, max_seconds=0.01)

@@ -20,15 +20,9 @@ import pytest
 from fairtrial import ChatMessage, EvalResult, Experiment, Sample, Session, TokenUsage, ToolCall, TrialContext, TrialKey
 from fairtrial.data.session.events import PromptExecuted
 from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
-from fairtrial.integrations.model_server import (
-    FaultRule,
-    ModelServer,
-    ParsedRequest,
-    ServerFailed,
-    Usage,
-    spawn_model_server,
-)
-from fairtrial.integrations.model_server import Reply as Served
+from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, spawn_model_server
+from fairtrial.integrations.model_server.reply import Reply as Served
+from fairtrial.integrations.model_server.reply import Usage
 from fairtrial.models import ModelReply, ResponseCache, RetryPolicy, ScriptedAdapter, ToolSpec
 from fairtrial.models.pricing import Prices, _cost, is_known, priced, read_prices
 from fairtrial.models.sdk import SdkAdapter

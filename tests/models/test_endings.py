@@ -19,15 +19,8 @@ from fairtrial import AnthropicAdapter, Dataset, EvalReport, EvalSuite, OpenAIAd
 from fairtrial.data.session.events import ANTHROPIC_ENDINGS, CHAT_ENDINGS, RESPONSES_ENDINGS, Ending, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelRefusedError, RateLimitedError
-from fairtrial.integrations.model_server import (
-    ContextTooLong,
-    FaultRule,
-    ModelServer,
-    Refused,
-    Reply,
-    ToolCallReply,
-    WrongShape,
-)
+from fairtrial.integrations.model_server import ContextTooLong, FaultRule, Refused, Reply, ToolCallReply, WrongShape
+from fairtrial.integrations.model_server.server import ModelServer
 from fairtrial.models import AgentEnded, ModelReply, ResponseCache, RetryPolicy, ScriptedAdapter, Unlimited, agent_task
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.trials import EvalConfig, task

@@ -1,27 +1,35 @@
-"""The loop of a task, agents in environments, and tools that the provider runs."""
+"""The loop of a task, and scripted models."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_type
 
 import anyio
 import pytest
-from anthropic.types import ContentBlockParam
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
-from fairtrial import AnthropicAdapter, Dataset, EvalSuite, OpenAIAdapter, Sample, Session, TrialContext, TrialKey, task
-from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, ToolCall, restore_session
-from fairtrial.errors import ConfigurationError, ModelUnavailableError
+from fairtrial import (
+    Dataset,
+    EvalResult,
+    EvalSuite,
+    Experiment,
+    Sample,
+    Session,
+    ToolCall,
+    TrialContext,
+    TrialKey,
+    current_trial,
+)
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, restore_session
+from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, RateLimitedError
 from fairtrial.fleet import MainLoop
-from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply, WrongShape
-from fairtrial.models import MarkdownSection, Prices, Prompt, PromptTemplate, ScriptedAdapter, agent_task, prompt_task
-from fairtrial.models.gemini import GeminiAdapter
-from fairtrial.models.limiter import NO_RETRY, Unlimited
-from fairtrial.scoring import EvalContext, Score, all_of, contains, exact_match, resolve, token_usage_under
-from fairtrial.trials import EnvironmentRegistry, EnvironmentSaved, EvalConfig, EvalResult, Experiment, current_trial
+from fairtrial.models import MarkdownSection, OutputRepaired, Prompt, PromptTemplate, ScriptedAdapter, prompt_task
+from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
+from fairtrial.scoring import all_of, exact_match, resolve, token_usage_under
 from fairtrial.trials.run_trial import TrialRules, run_trial
-from fairtrial.trials.task import resolve_task
+from fairtrial.trials.task import resolve_task, task
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -235,230 +243,196 @@ def test_prompts_work_under_any_event_loop() -> None:
     assert answers == [Answer("a"), Answer("b")]
 
 
-# Environments in runs: reached by evaluators, saved, restored.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    reason: str
+    score: float
 
 
-class Drawer:
-    ENV_KIND = "drawer"
-    VERSION = "1.0"
-
-    def __init__(self, held: list[str] | None = None) -> None:
-        self.held = list(held or ())
-        self.closed = False
-
-    async def put(self, thing: str) -> str:
-        """Put something in."""
-        self.held.append(thing)
-        return "done"
-
-    def tools(self) -> list[Any]:
-        return [self.put]
-
-    def close(self) -> None:
-        self.closed = True
-
-    async def serialize(self) -> dict[str, Any]:
-        return {"env_kind": self.ENV_KIND, "version": self.VERSION, "held": self.held}
-
-    @staticmethod
-    async def deserialize(data: dict[str, Any]) -> Drawer:
-        return Drawer(data["held"])
+VERDICT = PromptTemplate[Verdict]("t", "v", "verdict", [MarkdownSection[None]("", "Judge $x", "j")])
 
 
-class Stuck(Drawer):
-    async def serialize(self) -> dict[str, Any]:
-        raise RuntimeError("the disk is full")
+def ask(text: str) -> list[ChatMessage]:
+    return [ChatMessage("user", text)]
 
 
-def _put(thing: str) -> ToolCall:
-    return ToolCall("put", {"thing": thing})
+async def test_a_list_of_replies_is_used_in_order_and_ends_with_an_error() -> None:
+    adapter = ScriptedAdapter(["one", "two"])
+    said = [(await adapter.complete(ask("?"))).output for _ in range(2)]
+    assert said == ["one", "two"]
+    with pytest.raises(ConfigurationError, match="2 replies, and this is call 3"):
+        await adapter.complete(ask("?"))
+    assert len(adapter.calls) == 3
 
 
-def holds_a_pen(output: str, expected: str, environment: Drawer) -> Score:
-    assert not environment.closed
-    return Score(float("pen" in environment.held))
+async def test_a_list_may_start_again() -> None:
+    adapter = ScriptedAdapter(["one", "two"], repeat=True)
+    assert [(await adapter.complete(ask("?"))).output for _ in range(3)] == ["one", "two", "one"]
 
 
-def _suite(task: Any, evaluator: Any = holds_a_pen, **config: Any) -> EvalSuite:
-    return EvalSuite("drawers", Dataset([Sample("a", "Put a pen in.")]), task, evaluator, config=EvalConfig(**config))
+async def test_a_mapping_answers_by_the_last_user_message() -> None:
+    adapter = ScriptedAdapter({"capital of France": "Paris", "capital": "Rome"})
+    assert (await adapter.complete(ask("capital"))).output == "Rome"
+    assert (await adapter.complete(ask("the capital of France?"))).output == "Paris"
+    with pytest.raises(ConfigurationError, match="no reply to 'weather'"):
+        await adapter.complete(ask("weather"))
 
 
-@pytest.mark.proves("R135")
-def test_evaluators_reach_the_environment_of_a_trial_while_it_is_open() -> None:
-    made: list[Drawer] = []
+async def test_a_function_answers_sync_or_async() -> None:
+    def shout(messages: Sequence[ChatMessage]) -> str:
+        return messages[-1].text.upper()
 
-    def factory(sample: Sample[Any, Any]) -> Drawer:
-        made.append(Drawer())
-        return made[-1]
+    async def whisper(messages: Sequence[ChatMessage]) -> str:
+        return messages[-1].text.lower()
 
-    def in_context(sample: Sample[Any, Any], output: str, *, context: EvalContext) -> tuple[Score, ...]:
-        return (Score(float("pen" in context.environment.held), name="pen"),)
-
-    for evaluator in (holds_a_pen, in_context):
-        task = agent_task(ScriptedAdapter([_put("pen"), "ok"]), environment_factory=factory)
-        assert _suite(task, evaluator).run_sync(store="memory:").pass_rate == 1.0
-    assert [drawer.closed for drawer in made] == [True, True]
+    assert (await ScriptedAdapter(shout).complete(ask("Hi"))).output == "HI"
+    assert (await ScriptedAdapter(whisper).complete(ask("Hi"))).output == "hi"
 
 
-@pytest.mark.proves("R135")
-def test_the_state_at_the_end_is_recorded_and_another_trial_starts_from_it() -> None:
-    registry = EnvironmentRegistry(Drawer)
-    task = agent_task(
-        ScriptedAdapter([_put("pen"), "ok"]), environment_factory=lambda sample: Drawer(["ink"]), environments=registry
+async def test_an_exception_is_raised_and_the_next_reply_given() -> None:
+    adapter = ScriptedAdapter([RateLimitedError("slow down", retry_after=2), "fine"])
+    with pytest.raises(RateLimitedError, match="slow down"):
+        await adapter.complete(ask("?"))
+    assert (await adapter.complete(ask("?"))).output == "fine"
+
+
+async def test_values_are_sent_as_json_and_read_as_the_type_asked_for() -> None:
+    adapter = ScriptedAdapter(
+        [Verdict("ok", 1.0), {"reason": "no", "score": 0}, '```json\n{"reason":"f","score":1}\n```']
     )
-    report = _suite(task).run_sync(store="memory:")
-    saved = report.results[0].session[EnvironmentSaved].latest()
-    assert saved is not None
-    assert saved.state == {"env_kind": "drawer", "version": "1.0", "held": ["ink", "pen"]}
-    again = agent_task(ScriptedAdapter(["ok"]), environment_factory=lambda sample: saved.state, environments=registry)
-    assert _suite(again).run_sync(store="memory:").pass_rate == 1.0
-    refused = agent_task(ScriptedAdapter(["ok"]), environment_factory=lambda sample: saved.state)
-    assert "give agent_task environments=" in str(_suite(refused).run_sync(store="memory:").results[0].error)
+    completion = await adapter.complete(ask("?"), output_type=Verdict)
+    assert_type(completion, Completion[Verdict])
+    assert completion.output == Verdict("ok", 1.0)
+    assert completion.raw == '{"reason":"ok","score":1.0}'
+    response = await adapter.evaluate(VERDICT.bind(x="this"))
+    assert_type(response, PromptResponse[Verdict])
+    assert response.output == Verdict("no", 0.0)
+    assert (await adapter.evaluate(VERDICT.bind(x="this"))).output == Verdict("f", 1.0)
 
 
-@pytest.mark.proves("R135")
-@pytest.mark.parametrize(("kept", "held"), [(True, ["pen", "nib"]), (False, ["nib"])])
-def test_a_retry_starts_from_the_last_state_if_asked(kept: bool, held: list[str]) -> None:
-    task = agent_task(
-        ScriptedAdapter([_put("pen"), RuntimeError("the model is away"), _put("nib"), "ok"]),
-        environment_factory=lambda sample: Drawer(),
-        environments=EnvironmentRegistry(Drawer),
-        continue_on_retry=kept,
-    )
-    report = _suite(task, max_retries=1).run_sync(store="memory:")
-    saved = report.results[0].session[EnvironmentSaved].all()
-    assert [state.state["held"] for state in saved] == [["pen"], held]
+async def test_tool_calls_are_given_with_ids_and_leave_the_output_open() -> None:
+    adapter = ScriptedAdapter([ToolCall("add", {"a": 1}), [ToolCall("a"), ToolCall("b", id="mine")]])
+    tool = ToolSpec("add", "adds", {"type": "object"})
+    one = await adapter.complete(ask("?"), tools=[tool], output_type=Verdict)
+    assert one.output is None
+    assert one.message.tool_calls == (ToolCall("add", {"a": 1}, "call_0_0"),)
+    assert one.finish_reason == "tool_calls"
+    two = await adapter.complete(ask("?"))
+    assert [call.id for call in two.message.tool_calls] == ["call_1_0", "mine"]
 
 
-@pytest.mark.proves("R135")
-def test_state_that_cannot_be_saved_is_recorded_as_such_and_costs_no_result() -> None:
-    task = agent_task(
-        ScriptedAdapter([_put("pen"), "ok"]),
-        environment_factory=lambda sample: Stuck(),
-        environments=EnvironmentRegistry(Stuck),
-    )
-    report = _suite(task).run_sync(store="memory:")
-    assert report.pass_rate == 1.0
-    saved = report.results[0].session[EnvironmentSaved].latest()
-    assert saved is not None
-    assert saved.error == "RuntimeError: the disk is full"
-    with pytest.raises(ConfigurationError, match="continue_on_retry needs environments"):
-        agent_task(ScriptedAdapter([]), continue_on_retry=True)
+async def test_every_call_is_recorded_with_its_usage_and_its_actor() -> None:
+    session = Session()
+    adapter = ScriptedAdapter(["abcd"] * 2, model="m")
+    await adapter.complete(ask("12345"), session=session, prompt_name="p")
+    await adapter.complete(ask("12345"), session=session, actor="judge")
+    recorded = session.everything()[PromptExecuted].all()
+    assert recorded[0] == PromptExecuted("p", "scripted", "m", TokenUsage(2, 1), "stop")
+    assert len(recorded) == 2
+    assert len(session[PromptExecuted].all()) == 1
 
 
-# Tools that run at the provider: what they did is sent back, their cost is not left out, pauses are continued.
+async def test_usage_may_be_given() -> None:
+    completion = await ScriptedAdapter(["x"], usage=TokenUsage(7, 8, 1, 0.5)).complete(ask("?"))
+    assert completion.usage == TokenUsage(7, 8, 1, 0.5)
 
 
-SEARCH = {"type": "web_search_20250305", "name": "web_search"}
-CITED = {"type": "web_search_result_location", "cited_text": "Paris is", "encrypted_index": "e1", "title": "Atlas",
-         "url": "https://example.org/atlas"}  # fmt: skip
-FOUND = {"type": "web_search_result", "encrypted_content": "c1", "title": "Atlas", "url": "https://example.org/atlas"}
-BLOCKS: tuple[dict[str, Any], ...] = (
-    {"type": "text", "text": "Let me look. ", "citations": []},
-    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "capital of France"}},
-    {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [FOUND]},
-    {"type": "text", "text": "It is Paris. ", "citations": [CITED]},
+async def test_an_answer_that_cannot_be_read_is_repaired_once_and_recorded() -> None:
+    session = Session()
+    adapter = ScriptedAdapter(["it is fine", Verdict("ok", 1.0)], usage=TokenUsage(1, 2))
+    completion = await adapter.complete(ask("?"), output_type=Verdict, session=session, prompt_name="p")
+    assert completion.output == Verdict("ok", 1.0)
+    assert completion.usage == TokenUsage(2, 4)
+    (repair,) = session[OutputRepaired].all()
+    assert (repair.prompt_name, repair.raw, repair.repaired) == ("p", "it is fine", True)
+    assert "not JSON" in repair.problem
+    assert [message.role for message in adapter.calls[1].messages] == ["user", "assistant", "user"]
+    assert "not JSON" in adapter.calls[1].text
+    assert len(session[PromptExecuted].all()) == 2
+
+
+async def test_an_answer_that_stays_unreadable_is_an_error_with_the_answer() -> None:
+    session = Session()
+    adapter = ScriptedAdapter(["nope", '{"reason": 1}', "unused"])
+    with pytest.raises(OutputParseError, match="did not answer with a Verdict, even when asked again") as caught:
+        await adapter.complete(ask("?"), output_type=Verdict, session=session)
+    assert caught.value.raw == '{"reason": 1}'
+    assert len(adapter.calls) == 2
+    assert [event.repaired for event in session[OutputRepaired].all()] == [False]
+
+
+async def test_an_unreadable_answer_without_a_session_is_repaired_too() -> None:
+    adapter = ScriptedAdapter(["nope", "[1, 2]"])
+    assert (await adapter.complete(ask("?"), output_type=list[int])).output == [1, 2]
+
+
+async def test_a_prompt_answered_with_tool_calls_has_no_output() -> None:
+    with pytest.raises(OutputParseError, match="answered with tool calls"):
+        await ScriptedAdapter([ToolCall("x")]).evaluate(VERDICT.bind(x=1))
+
+
+async def test_codec_marks_in_an_answer_are_ordinary_text() -> None:
+    adapter = ScriptedAdapter(['["\\ufdd0nan", "a\\u0000b"]', '"\\ufdd0nan"', '"\\ufdd0nan"'])
+    assert (await adapter.complete(ask("?"), output_type=list[str])).output == ["\ufdd0nan", "a\0b"]
+    with pytest.raises(OutputParseError):
+        await adapter.complete(ask("?"), output_type=float)
+
+
+async def test_the_calls_can_be_looked_at() -> None:
+    adapter = ScriptedAdapter(["x"], params={"temperature": 0, "seed": 1})
+    await adapter.complete(ask("hello"), params={"seed": 2}, actor="judge")
+    (call,) = adapter.calls
+    assert (call.text, call.actor, call.output_type) == ("hello", "judge", str)
+    assert call.params == {"temperature": 0, "seed": 2}
+
+
+def test_a_script_is_a_list_a_mapping_or_a_function() -> None:
+    with pytest.raises(ConfigurationError, match="replies of ScriptedAdapter must be"):
+        ScriptedAdapter("text")
+
+
+def test_it_is_a_provider_adapter() -> None:
+    adapter: ProviderAdapter = ScriptedAdapter([])
+    assert (adapter.name, adapter.model) == ("scripted", "scripted")
+
+
+async def test_a_call_takes_a_text_or_mappings_in_place_of_messages() -> None:
+    adapter = ScriptedAdapter(["one", "two"])
+    assert (await adapter.complete("Say one.")).text == "one"
+    system = {"role": "system", "content": "Be brief."}
+    assert (await adapter.complete([system, ChatMessage("user", "Say two.")])).text == "two"
+    assert [call.messages for call in adapter.calls] == [
+        (ChatMessage("user", "Say one."),),
+        (ChatMessage("system", "Be brief."), ChatMessage("user", "Say two.")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        (ChatMessage("user", "Hi"), r"a text or a list of ChatMessages \(got ChatMessage\)"),
+        ({"role": "user", "content": "Hi"}, r"a text or a list of ChatMessages \(got dict\)"),
+        (None, r"a text or a list of ChatMessages \(got NoneType\)"),
+        (["Hi"], r"messages\[0\] must be a ChatMessage or a mapping \(got str\)"),
+        ([{"role": "user"}], r"messages\[0\] must have 'role', 'content' and at most 'name' \(got 'role'\)"),
+        ([{"role": "user", "content": "Hi", "tool_calls": []}], "'content', 'tool_calls'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]: ChatMessage\.content must be text"),
+    ],
 )
+async def test_a_call_with_something_else_is_refused_with_an_example(messages: object, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        await ScriptedAdapter(["one"]).complete(messages)  # type: ignore[arg-type]  # what users pass
+    assert "ChatMessage(" in str(caught.value)
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "streamed"])
-def stream(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+def test_a_blocking_call_is_recorded_in_its_trial() -> None:
+    adapter = ScriptedAdapter(["four"], usage=TokenUsage(3, 1))
 
+    def answer(question: str) -> str:
+        completion = adapter.complete_sync(question)
+        assert_type(completion, Completion[str])
+        return completion.text
 
-def claude(server: ModelServer, **more: Any) -> AnthropicAdapter:
-    given: dict[str, Any] = {"api_key": "k", "retry": NO_RETRY, "limiter": Unlimited(), "params": {"tools": [SEARCH]}}
-    return AnthropicAdapter("claude-opus-4-5", base_url=server.base_url, **{**given, **more})
-
-
-def content_sent(request: ParsedRequest, place: int) -> Any:
-    """The content of a message, valid by the types of the SDK; without the marks for the cache."""
-    kind: TypeAdapter[Any] = TypeAdapter(ContentBlockParam)
-    sent = request.body["messages"][place]["content"]
-    for block in sent:
-        kind.validate_python(block)
-    return [{key: value for key, value in block.items() if key != "cache_control"} for block in sent]
-
-
-def look(city: str) -> str:
-    """Look at a city."""
-    return f"{city} is large."
-
-
-async def test_what_a_hosted_tool_did_is_sent_back_beside_own_calls(stream: bool) -> None:
-    own = ToolCallReply("look", {"city": "Paris"}, id="toolu_1")
-    with ModelServer([Reply("", (own,), hosted=BLOCKS), Reply("Paris is large.")]) as server:
-        model = claude(server, stream=stream)
-        data = Dataset([Sample("1", "The capital of France?", "Paris")], name="d")
-        report = await EvalSuite("hosted", data, agent_task(model, tools=[look]), contains).run(store="memory:")
-        _, second = server.requests()
-    assert report.pass_rate == 1.0
-    sent = content_sent(second, 1)
-    assert sent == [*BLOCKS, {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"city": "Paris"}}]
-    assert [result["tool_use_id"] for result in second.body["messages"][2]["content"]] == ["toolu_1"]
-
-
-async def test_a_pause_in_the_work_of_a_hosted_tool_is_continued(stream: bool) -> None:
-    turns = [
-        Reply("", hosted=BLOCKS[:2], finish_reason="pause_turn"),
-        Reply("", hosted=BLOCKS[2:3], finish_reason="pause_turn"),
-        Reply("", hosted=BLOCKS[3:]),
-    ]
-    with ModelServer([*turns, Reply("Yes.")]) as server:
-        async with claude(server, stream=stream) as model:
-            found = await model.complete("The capital of France?")
-            said = [ChatMessage("user", "The capital of France?"), found.message, ChatMessage("user", "Sure?")]
-            await model.complete(said)
-        requests = server.requests()
-    assert found.text == "Let me look. It is Paris. "
-    assert found.finish_reason == "end_turn"
-    assert content_sent(requests[1], 1) == [*BLOCKS[:2]]
-    assert content_sent(requests[2], 1) == [*BLOCKS[:3]]
-    assert content_sent(requests[3], 1) == [*BLOCKS]
-
-
-async def test_searches_have_a_price_or_the_cost_is_unknown(stream: bool) -> None:
-    with ModelServer(Reply("", hosted=BLOCKS)) as server:
-        async with claude(server, stream=stream, prices_of="anthropic") as model:
-            listed = (await model.complete("q")).usage
-        async with claude(server, stream=stream, prices=Prices(5, 25)) as model:
-            given = (await model.complete("q")).usage
-    assert listed is not None
-    assert given is not None
-    tokens = (listed.input_tokens * 5 + listed.output_tokens * 25) / 1e6
-    assert listed.cost_usd == pytest.approx(tokens + 0.01)  # $10 for 1,000 searches.
-    assert given.cost_usd is None
-
-
-async def test_a_search_of_responses_is_sent_back_with_its_reasoning() -> None:
-    items = [
-        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "e"},
-        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Paris."}]},
-    ]
-    body = {"model": "m", "status": "completed", "output": items}
-    with ModelServer("Yes.", faults=FaultRule(WrongShape(body), numbers=(1,))) as server:
-        given: dict[str, Any] = {"api_key": "k", "retry": NO_RETRY, "limiter": Unlimited()}
-        async with OpenAIAdapter("gpt-6", api="responses", base_url=f"{server.base_url}/v1", **given) as model:
-            first = await model.complete("q", params={"tools": [{"type": "web_search"}]})
-            await model.complete([ChatMessage("user", "q"), first.message, ChatMessage("user", "Sure?")])
-        sent = server.requests()[1].body["input"]
-    assert first.text == "Paris."
-    assert sent[1:-1] == items
-
-
-async def test_code_that_google_ran_is_sent_back() -> None:
-    parts = [
-        {"executableCode": {"language": "PYTHON", "code": "print(6 * 7)"}},
-        {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "42\n"}},
-        {"text": "It is 42."},
-    ]
-    body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
-    with ModelServer("Yes.", faults=FaultRule(WrongShape(body), numbers=(1,))) as server:
-        given: dict[str, Any] = {"api_key": "k", "retry": NO_RETRY, "limiter": Unlimited()}
-        async with GeminiAdapter("g", base_url=f"{server.base_url}/v1beta", **given) as model:
-            first = await model.complete("6 * 7?", params={"tools": [{"codeExecution": {}}]})
-            await model.complete([ChatMessage("user", "6 * 7?"), first.message, ChatMessage("user", "Sure?")])
-        sent = server.requests()[1].body["contents"]
-    assert first.text == "It is 42."
-    assert sent[1]["parts"] == parts
+    suite = EvalSuite("s", Dataset.of([("two and two", "four")]), answer, exact_match)
+    report = suite.run_sync(store="memory:")
+    assert (report.pass_rate, report.total_tokens) == (1.0, 4)

@@ -32,29 +32,21 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.integrations.model_server import (
-    ConnectionReset,
+from fairtrial.integrations.model_server import ConnectionReset, EmptyBody, FaultRule, HalfSent, Refused, Reply, Script
+from fairtrial.integrations.model_server.faults import (
     ContentFiltered,
     ContextTooLong,
-    EmptyBody,
     Fault,
-    FaultRule,
-    HalfSent,
     MalformedJson,
-    ModelServer,
     NotAuthorised,
-    ParsedRequest,
     RateLimited,
     ReasoningNotReturned,
-    Refused,
-    Reply,
-    Script,
     ServerFailed,
     StreamFailed,
-    ToolCallReply,
-    Usage,
     WrongShape,
 )
+from fairtrial.integrations.model_server.reply import ParsedRequest, ToolCallReply, Usage
+from fairtrial.integrations.model_server.server import ModelServer
 from fairtrial.models import model_from_name
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter, VertexAdapter

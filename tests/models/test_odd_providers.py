@@ -24,21 +24,9 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.integrations.model_server import (
-    ConnectionReset,
-    EncryptedRefused,
-    FaultRule,
-    HalfSent,
-    Hang,
-    MalformedJson,
-    ModelServer,
-    RateLimited,
-    Reply,
-    StreamFailed,
-    StreamOptionsRefused,
-    ToolCallReply,
-    Usage,
-)
+from fairtrial.integrations.model_server import EncryptedRefused, FaultRule, HalfSent, Hang, ModelServer, StreamFailed
+from fairtrial.integrations.model_server.faults import ConnectionReset, MalformedJson, RateLimited, StreamOptionsRefused
+from fairtrial.integrations.model_server.reply import Reply, ToolCallReply, Usage
 from fairtrial.models import AnthropicAdapter, Budget, Prices, RetryPolicy, ScriptedAdapter, ToolSpec, model_from_name
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import VertexAdapter

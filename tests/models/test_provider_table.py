@@ -31,22 +31,11 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
-from fairtrial.integrations.model_server import (
-    ContentFiltered,
-    ContextTooLong,
-    Fault,
-    FaultRule,
-    ModelServer,
-    NotAuthorised,
-    RateLimited,
-    ReasoningNotReturned,
-    Refused,
-    Reply,
-    Script,
-    ServerFailed,
-    StreamFailed,
-    ToolCallReply,
-)
+from fairtrial.integrations.model_server import ContentFiltered, Fault, ModelServer, ReasoningNotReturned, ServerFailed
+from fairtrial.integrations.model_server.config import FaultRule
+from fairtrial.integrations.model_server.faults import ContextTooLong, NotAuthorised, RateLimited, Refused, StreamFailed
+from fairtrial.integrations.model_server.reply import Reply, ToolCallReply
+from fairtrial.integrations.model_server.rules import Script
 from fairtrial.models import AgentEnded, RetryPolicy, ToolSpec
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
@@ -60,11 +49,6 @@ TYPES: Mapping[str, Any] = {
     "anthropic": MessageCreateParamsNonStreaming,
 }
 every_protocol = pytest.mark.parametrize("protocol", ["responses", "chat", "anthropic", "gemini", "bedrock"])
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def adapter(protocol: str, server: ModelServer, **more: Any) -> SdkAdapter:

@@ -16,20 +16,10 @@ from fairtrial.base.codec import dumps
 from fairtrial.data.session.session import Session, restore_session
 from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import ConfigurationError, InvalidCallError
-from fairtrial.integrations.model_server import (
-    CutOff,
-    ModelServer,
-    ParsedRequest,
-    ReasoningNotReturned,
-    Reply,
-    Script,
-    TemperatureRefused,
-    ToolCallReply,
-    ToolsNeedResponses,
-    Usage,
-)
-from fairtrial.models import AgentEnded, AnthropicAdapter, ResponseCache
-from fairtrial.models.limiter import NO_RETRY, Unlimited
+from fairtrial.integrations.model_server import CutOff, ModelServer, ParsedRequest, Reply, Script, ToolCallReply, Usage
+from fairtrial.integrations.model_server.faults import ReasoningNotReturned, TemperatureRefused, ToolsNeedResponses
+from fairtrial.models import AgentEnded, AnthropicAdapter, ResponseCache, Unlimited
+from fairtrial.models.limiter import NO_RETRY
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 

@@ -14,15 +14,8 @@ from fairtrial import EvalConfig, EvalReport, EvalSuite, Sample, Score, Session,
 from fairtrial.data.session import ChatMessage, Retrieved
 from fairtrial.data.session.trajectory import Echo, Trajectory
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, collect_results, submit_dataset
-from fairtrial.integrations.model_server import (
-    CutOff,
-    FaultRule,
-    ModelServer,
-    ParsedRequest,
-    ReasoningNotReturned,
-    Reply,
-    ToolCallReply,
-)
+from fairtrial.integrations.model_server import CutOff, FaultRule, ModelServer, ParsedRequest, Reply, ToolCallReply
+from fairtrial.integrations.model_server.faults import ReasoningNotReturned
 from fairtrial.mailbox import InMemoryMailbox
 from fairtrial.models import ResponseCache, ScriptedAdapter, Tool, agent_task
 from fairtrial.models import judges as judges_package
@@ -36,11 +29,6 @@ from tests.redis_server import RedisServer
 
 SECRET = "the-thought-nobody-may-grade"
 SCRIPT = str(Path(__file__).with_name("conversation_process.py"))
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,23 @@ import pytest
 import sqlalchemy
 from rich.console import Console
 
-from fairtrial import Dataset, EvalReport, EvalSuite, Sample, TrialKey, compare, gate, leaderboard, open_store, plan
+from fairtrial import (
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalResult,
+    EvalSuite,
+    Metric,
+    Sample,
+    Score,
+    TrialKey,
+    compare,
+    exact_match,
+    gate,
+    leaderboard,
+    open_store,
+    plan,
+)
 from fairtrial.base import formatting
 from fairtrial.cli import command_show as screen
 from fairtrial.data.fingerprint import UNKNOWN
@@ -27,9 +43,7 @@ from fairtrial.reports.figures.columns import Columns, SampleContents, compare_c
 from fairtrial.reports.render import terminal
 from fairtrial.reports.render.renderable import Renderable
 from fairtrial.reports.render.safe_text import executions_text
-from fairtrial.scoring import Metric, Score, exact_match
 from fairtrial.store.schema import samples as samples_table
-from fairtrial.trials import EvalConfig, EvalResult
 from fairtrial.viewer.pages.trial import _facts
 from tests.figures import Figure
 from tests.reports.browser import Browser

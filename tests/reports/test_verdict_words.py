@@ -412,8 +412,8 @@ MORE = {"max_missing_share": 0.05, "spend_alpha": False, "seed": 0, "attempt": 1
 
 def defaults() -> Iterator[tuple[str, str, Any]]:
     """Every default of a parameter or field in the package: where, its name, its value."""
-    for found in pkgutil.iter_modules(fairtrial.reports.figures.__path__):
-        module = importlib.import_module(f"fairtrial.reports.figures.{found.name}")
+    for found in pkgutil.walk_packages(fairtrial.reports.__path__, "fairtrial.reports."):
+        module = importlib.import_module(found.name)
         for name, thing in vars(module).items():
             if getattr(thing, "__module__", None) != module.__name__:
                 continue

@@ -20,16 +20,8 @@ from fairtrial.data.session import ChatMessage, Session, ToolCall, restore_sessi
 from fairtrial.data.session.session import TokenCall, TokensSampled, check_tokens, record_tokens, token_calls
 from fairtrial.data.session.trajectory import from_chat
 from fairtrial.errors import InvalidCallError
-from fairtrial.integrations.model_server import (
-    FaultRule,
-    ModelServer,
-    ParsedRequest,
-    Reply,
-    Script,
-    TokensDamaged,
-    ToolCallReply,
-)
-from fairtrial.integrations.model_server.reply import prompt_ids
+from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, Reply, Script, TokensDamaged
+from fairtrial.integrations.model_server.reply import ToolCallReply, prompt_ids
 from fairtrial.models import OpenAIAdapter, ResponseCache, agent_task
 from fairtrial.rl import export, groups, stitch
 from fairtrial.rl.local_model import to_chat

@@ -14,14 +14,8 @@ import pytest
 
 from fairtrial import ChatMessage, ConfigurationError, EvalSuite, OpenAIAdapter, exact_match, rl
 from fairtrial.base.sync_bridge import call_sync
-from fairtrial.integrations.model_server import (
-    FaultRule,
-    ModelServer,
-    ParsedRequest,
-    Reply,
-    TokensDamaged,
-    ToolCallReply,
-)
+from fairtrial.integrations.model_server import FaultRule, ParsedRequest, Reply, TokensDamaged, ToolCallReply
+from fairtrial.integrations.model_server.server import ModelServer
 from fairtrial.rl.local_model import parse_tool_calls
 from fairtrial.rl.trl import METRICS, REWARD
 from tests.rl import reward_suites

@@ -21,18 +21,8 @@ from fairtrial import open_store
 from fairtrial.errors import DataError
 from fairtrial.integrations.importers.openai_evals import OpenAIEvals
 from fairtrial.integrations.importers.records import fill, literal, source_of
-from fairtrial.integrations.model_server import (
-    ConnectionReset,
-    FaultRule,
-    HalfSent,
-    HostedEvals,
-    MalformedJson,
-    ModelServer,
-    NotAuthorised,
-    RateLimited,
-    ServerFailed,
-    WrongShape,
-)
+from fairtrial.integrations.model_server import FaultRule, HalfSent, HostedEvals, ModelServer, RateLimited, ServerFailed
+from fairtrial.integrations.model_server.faults import ConnectionReset, MalformedJson, NotAuthorised, WrongShape
 from fairtrial.runs.imported import store_run, write_suite
 from fairtrial.suites.loading import load_suite
 from tests.doc_pages import ROOT

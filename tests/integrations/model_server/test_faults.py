@@ -20,35 +20,27 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from fairtrial.integrations.model_server import (
+from fairtrial.integrations.model_server import CutOff, EmptyBody, Fault, HalfSent, Hang, NotAuthorised, Refused, Slow
+from fairtrial.integrations.model_server.config import FaultRule
+from fairtrial.integrations.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
-    CutOff,
-    EmptyBody,
     EncryptedRefused,
-    Fault,
-    FaultRule,
-    FixedLatency,
-    HalfSent,
-    Hang,
-    HostedEvals,
     MalformedJson,
-    ModelServer,
-    NotAuthorised,
     RateLimited,
     ReasoningNotReturned,
-    Refused,
     ServerFailed,
-    Slow,
     StreamFailed,
     StreamOptionsRefused,
     TemperatureRefused,
     TokensDamaged,
     ToolsNeedResponses,
     WrongShape,
-    spawn_model_server,
 )
+from fairtrial.integrations.model_server.reply import FixedLatency
+from fairtrial.integrations.model_server.rules import HostedEvals
+from fairtrial.integrations.model_server.server import ModelServer, spawn_model_server
 from tests.figures import Figure
 from tests.integrations.importers.project import small_project
 

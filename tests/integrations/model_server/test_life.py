@@ -20,16 +20,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from fairtrial.integrations.model_server import (
-    FixedLatency,
-    ModelServer,
-    ParsedRequest,
-    RateLimited,
-    Reply,
-    ServerFailed,
-    spawn_model_server,
-)
+from fairtrial.integrations.model_server import FixedLatency, ParsedRequest, RateLimited, Reply, ServerFailed
 from fairtrial.integrations.model_server.__main__ import main
+from fairtrial.integrations.model_server.server import ModelServer, spawn_model_server
 
 MODULE = [sys.executable, "-m", "fairtrial.integrations.model_server"]
 

@@ -11,18 +11,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from fairtrial.integrations.model_server import (
-    CutOff,
-    FaultRule,
-    ModelServer,
-    ReasoningNotReturned,
-    Reply,
-    Script,
-    TemperatureRefused,
-    ToolCallReply,
-    ToolsNeedResponses,
-    Usage,
-)
+from fairtrial.integrations.model_server import CutOff, FaultRule, ModelServer, Reply, Script, ToolCallReply, Usage
+from fairtrial.integrations.model_server.faults import ReasoningNotReturned, TemperatureRefused, ToolsNeedResponses
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CHAT_TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}

@@ -17,31 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from fairtrial.integrations.model_server import (
-    FaultPlan,
-    FaultRule,
+from fairtrial.integrations.model_server import ModelServer, Replies, Reply, Script, ToolCallReply, Usage, count_tokens
+from fairtrial.integrations.model_server.config import FaultPlan, FaultRule, ServerConfig
+from fairtrial.integrations.model_server.faults import RateLimited, ServerFailed, WrongShape
+from fairtrial.integrations.model_server.reply import (
     FixedLatency,
     LogNormalLatency,
-    ModelServer,
     ParsedMessage,
     ParsedRequest,
-    RateLimited,
-    Replies,
-    Reply,
-    Rule,
-    Script,
-    ServerConfig,
-    ServerFailed,
-    ToolCallReply,
     UniformLatency,
-    UnsatisfiedSchemaError,
-    Usage,
-    WrongShape,
-    count_tokens,
-    minimal_instance,
+    draw,
 )
-from fairtrial.integrations.model_server.reply import draw
-from fairtrial.integrations.model_server.rules import Speaker, normalise
+from fairtrial.integrations.model_server.rules import Rule, Speaker, UnsatisfiedSchemaError, minimal_instance, normalise
 from fairtrial.integrations.model_server.service import TokenBucket
 
 

@@ -19,17 +19,8 @@ from pydantic import BaseModel
 
 from fairtrial import ConfigurationError, Dataset, EvalSuite, Score, Session, current_trial, evaluate_sync, task
 from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, ToolInvoked
-from fairtrial.integrations.model_server import (
-    FaultRule,
-    ModelServer,
-    RateLimited,
-    Reply,
-    Script,
-    ServerFailed,
-    StreamFailed,
-    ToolCallReply,
-    Usage,
-)
+from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited, Reply, Script, ToolCallReply, Usage
+from fairtrial.integrations.model_server.faults import ServerFailed, StreamFailed
 from fairtrial.integrations.tracing import TrialSpanProcessor, record_anthropic, record_openai
 from fairtrial.integrations.tracing.recording import REPLACES, _sender
 from fairtrial.models import ModelCallFailed, OpenAIAdapter, Prices, TaskLoop
