@@ -1,4 +1,4 @@
-"""`export`, `delete`, `store` and `config`."""
+"""`export`, `store` and `doctor --settings`."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def execute(
         opened = options.open_when_available(url)
         run_options = RunOptions(
             store=opened,
-            words=ctx.obj or (ctx.info_name,),
+            words=ctx.obj or (str(ctx.info_name),),
             mailbox=mailbox,
             resume=resume if wanted.run_id is None else _with_id(opened, wanted),
             allow_changed_code=allow_changed_code,
