@@ -50,6 +50,11 @@ class ToolSpec:
     description: str = ""
     parameters: Mapping[str, Any] = EMPTY
 
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The parameters; without any, the schema of an empty object."""
+        return self.parameters or {"type": "object", "properties": {}}
+
 
 @dataclass(frozen=True, slots=True)
 class Completion[O]:
@@ -209,6 +214,11 @@ class ModelCall:
     prompt_name: str = ""
     actor: str = "task"
     embeds: bool = False  # The messages are texts to embed; the text of the reply is their vectors as JSON.
+
+    @property
+    def text(self) -> str:
+        """The text of the last message."""
+        return self.messages[-1].text if self.messages else ""
 
 
 @dataclass(frozen=True, slots=True)
