@@ -124,17 +124,9 @@ TOKEN_PARAMS: Mapping[str, Any] = {"return_token_ids": True, "logprobs": True, "
 """The parameters of a chat completion that request them; old versions of vLLM need `top_logprobs`, too."""
 
 _SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "max_completion_tokens",
-)
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed",
+    "max_tokens", "max_completion_tokens",
+)  # fmt: skip
 # The values with which the policy itself is sampled, so that log-probabilities are its own.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (None, 1),

@@ -56,12 +56,7 @@ class Tool:
     __slots__ = ("_hints", "_open", "_parameters", "fn", "inline", "is_async", "spec")
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        inline: bool = False,
+        self, fn: Callable[..., Any], *, name: str | None = None, description: str | None = None, inline: bool = False
     ) -> None:
         called = name or _name(fn)
         self.fn = fn

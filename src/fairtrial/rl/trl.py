@@ -33,14 +33,7 @@ from fairtrial.scoring.score import Score
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites.suite import EvalSuite
 
-_TYPES: Mapping[str, Any] = {
-    "integer": int,
-    "number": float,
-    "string": str,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
+_TYPES = {"integer": int, "number": float, "string": str, "boolean": bool, "array": list, "object": dict}
 _TAKEN = ("reset", "get_reward", "close")
 
 
@@ -281,10 +274,7 @@ def _sample_id(prompt: Any) -> str:
 
 
 def trl(
-    suite: EvalSuite,
-    *,
-    metrics: Mapping[str, float] | None = None,
-    prepare_messages: PrepareMessages | None = None,
+    suite: EvalSuite, *, metrics: Mapping[str, float] | None = None, prepare_messages: PrepareMessages | None = None
 ) -> TrlTraining:
     """Return what a trainer of TRL needs to train on a suite.
 
