@@ -272,7 +272,7 @@ def _sizes(database: psycopg.Connection[Any]) -> dict[str, int]:
 def delete(folder: Path) -> dict[str, Any]:
     """Delete the run in a folder; returns the MB of the tables, and the seconds, after each command."""
     steps = {
-        "delete": ("delete", "fleet-test@1", "--yes"),
+        "delete": ("store", "delete", "fleet-test@1", "--yes"),
         "vacuum": ("store", "vacuum"),
         "vacuum --full": ("store", "vacuum", "--full"),
     }

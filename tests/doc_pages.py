@@ -136,6 +136,7 @@ def unknown_in(command: str) -> list[str]:
     while words and words[0] in getattr(meant, "commands", {}):
         path.append(words[0])
         meant = meant.commands[words.pop(0)]
+    meant = getattr(meant, "commands", {}).get("status", meant)  # The default command of a group.
     if not path and not all(word.startswith("-") for word in words):
         return [words[0]]
     known = {option for parameter in meant.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -72,10 +72,13 @@ def test_the_reference_is_complete_without_its_script() -> None:
     parts = re.split(r"^### (.*)$", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     root: Any = command_tree()
-    leaves: dict[str, Any] = {}
-    for name, command in root.commands.items():
-        below = getattr(command, "commands", None)
-        leaves |= {name: command} if below is None else {f"{name} {inner}": below[inner] for inner in below}
+
+    def below(command: Any, name: str) -> dict[str, Any]:
+        inner: dict[str, Any] = getattr(command, "commands", {})
+        found = {key: one for word in inner for key, one in below(inner[word], f"{name} {word}".strip()).items()}
+        return found or {name: command}
+
+    leaves = below(root, "")
     assert sorted(sections) == sorted(leaves)
     for name, command in leaves.items():
         asked = {option for one in command.params if one.param_type_name == "option" for option in one.opts}

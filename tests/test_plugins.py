@@ -45,8 +45,8 @@ def test_names_of_another_package_work_wherever_ours_do(installed: Path, tmp_pat
     (tmp_path / "stores").mkdir()
     (tmp_path / "ask.md").write_text("Repeat: ${text}")
     (tmp_path / "data.jsonl").write_text('{"id": "a", "input": {"text": "quiet"}}\n')
-    adhoc = ["--prompt", "ask.md", "--dataset", "data.jsonl", "--evaluator", "no_shouting", "--store", "team://search"]
-    ran = fairtrial(installed, tmp_path, "run", *adhoc, "--model", "echo:soft", "--model", "echo:loud", "--json")
+    adhoc = ["ask.md", "--dataset", "data.jsonl", "--evaluator", "no_shouting", "--store", "team://search"]
+    ran = fairtrial(installed, tmp_path, "try", *adhoc, "--model", "echo:soft", "--model", "echo:loud", "--json")
     rates = {one["name"]: one["estimates"][0]["value"] for one in json.loads(ran)["runs"][0]["report"]["experiments"]}
     assert rates == {"echo-soft": 1.0, "echo-loud": 0.0}
     assert (tmp_path / "stores" / "search.db").exists()

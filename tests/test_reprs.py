@@ -100,7 +100,7 @@ EXEMPT = {
     **dict.fromkeys([
         "BradleyTerry", "ClusteredError", "Confusion", "CorrectedMean", "Diagnosis", "Heterogeneity", "HistoryMean",
         "Interval", "JudgedTrials", "MarginTest", "MeanEstimate", "PairedDifference", "PairsDecision",
-        "QuantileEstimate", "RankCorrelation", "Ranking", "RateDecision", "RawAgreement", "Repeats", "SignFlip",
+        "QuantileEstimate", "RankCorrelation", "Ranking", "RateDecision", "Repeats", "SignFlip",
         "SimultaneousDifferences", "Strength", "SystemScores", "Undefined", "VarianceSplit", "WeightedMean",
     ], STATISTIC),
 }  # fmt: skip

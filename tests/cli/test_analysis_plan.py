@@ -156,7 +156,7 @@ class TestComparing:
         cli("run", "evals.py", "--quiet", "--plan", "plan.toml")
         said = "Not as planned: doubles@1 ran the same code on the same samples before doubles@2 had a plan."
         assert said in words(cli("compare", "doubles@2").out)
-        cli("delete", "doubles@1", "--yes")
+        cli("store", "delete", "doubles@1", "--yes")
         assert said in words(cli("show", "doubles@2").out)
 
 
@@ -170,7 +170,7 @@ class TestGating:
         done = planned("gate", "doubles:triple", "--baseline", "doubles:plain", "--margin", "0.9")
         assert "Not as planned: the margin of passed is 90.0 points, planned was 10.0 points." in words(done.out)
         both = ("gate", "doubles:triple", "--baseline", "doubles:plain")
-        facts = planned(*both, "--min-pass-rate", "0.1", "--json").json
+        facts = planned(*both, "--floor", "passed=0.1", "--json").json
         assert "a floor of passed was not planned" in facts["plan"]["deviations"]
 
     def test_rules_in_pyproject_that_differ_from_the_plan_are_listed(self, planned: Cli, place: Path) -> None:

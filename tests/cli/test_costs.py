@@ -46,16 +46,19 @@ def test_a_run_at_its_cost_cap_says_how_to_resume_and_resumes_with_a_higher_cap(
 def test_an_unknown_price_is_shown_as_unknown_and_refused_by_strict_cost(
     cli: Cli, asking: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = cli("run", "asking.py:suite", "--strict-cost")
+    monkeypatch.setenv("FAIRTRIAL_STRICT_COST", "true")
+    done = cli("run", "asking.py:suite")
     assert done.code == 2
     assert done.err.startswith("error: strict_cost: the price of 'tiny' is unknown\n")
     assert "[tool.fairtrial.prices]" in done.err
+    monkeypatch.setenv("FAIRTRIAL_STRICT_COST", "false")
     done = cli("run", "asking.py:suite")
     assert (done.code, "unknown" in done.out) == (0, True)
     assert "task cost unknown" in cli("show", "asking", "--sample", "0").out
     (asking / "prices.toml").write_text("tiny = { input = 2, output = 10 }")
     monkeypatch.setenv("FAIRTRIAL_PRICES", "prices.toml")
-    assert cli("run", "asking.py:suite", "--strict-cost", "--resume", "never").code == 0
+    monkeypatch.setenv("FAIRTRIAL_STRICT_COST", "1")
+    assert cli("run", "asking.py:suite", "--resume", "never").code == 0
 
 
 def test_answers_from_the_cache_are_marked(cli: Cli, asking: Path) -> None:

@@ -41,7 +41,7 @@ class TestCompare:
         assert ran("compare", "doubles@1:plain", "doubles@2").code == 0
         assert "  name one: --baseline doubles@1:plain\n" in ran("gate", "doubles", "--margin", "0.1").err
         assert ran("gate", "doubles", "--margin", "0.1", "--baseline", "doubles@1:plain").code in (0, 1, 3)
-        ran("delete", "doubles@1", "--yes")
+        ran("store", "delete", "doubles@1", "--yes")
         assert "there is no other run of suite 'doubles' yet: run it again" in ran("compare", "doubles").err
         assert "there is no other run of this suite yet: run it again" in ran("gate", "doubles", "--margin", "0.1").err
 
@@ -158,9 +158,9 @@ class TestLeaderboard:
 class TestGate:
     @pytest.mark.proves("R103")
     def test_a_gate_passes_fails_or_is_inconclusive(self, ran: Cli) -> None:
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.15").code == 0
-        assert ran("gate", "doubles:triple", "--min-pass-rate", "0.9").code == 1
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.7").code == 3
+        assert ran("gate", "doubles:plain", "--floor", "passed=0.15").code == 0
+        assert ran("gate", "doubles:triple", "--floor", "passed=0.9").code == 1
+        assert ran("gate", "doubles:plain", "--floor", "passed=0.7").code == 3
         done = ran("gate", "doubles:plain", "--baseline", "doubles:triple", "--margin", "0.1", "--json")
         assert done.code == done.json["exit_code"]
         assert done.json["format"] == "fairtrial.gate/1"
@@ -170,16 +170,16 @@ class TestGate:
         assert ran("gate", "doubles:triple", "--rules", "rules.toml").code == 1
         (place / "pyproject.toml").write_text("[tool.fairtrial.gate]\nmin_pass_rate = 0.9\n")
         assert ran("gate", "doubles:triple").code == 1
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1").code == 0
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--ceiling", "value=0.01").code == 1
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--floor", "value=0.0").code == 0
+        assert ran("gate", "doubles:plain", "--floor", "passed=0.1").code == 0
+        assert ran("gate", "doubles:plain", "--floor", "passed=0.1", "--ceiling", "value=0.01").code == 1
+        assert ran("gate", "doubles:plain", "--floor", "passed=0.1", "--floor", "value=0.0").code == 0
 
     def test_a_summary_is_added_where_ci_offers_a_page(
         self, ran: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (place / "summary.md").write_text("before\n")
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place / "summary.md"))
-        ran("gate", "doubles:plain", "--min-pass-rate", "0.2")
+        ran("gate", "doubles:plain", "--floor", "passed=0.2")
         text = (place / "summary.md").read_text()
         assert text.startswith("before\n")
         assert "pass rate" in text
@@ -188,7 +188,7 @@ class TestGate:
         ("words", "said"),
         [
             (["doubles:plain"], "error: the gate has no rules\n"),
-            (["doubles", "--min-pass-rate", "0.1"], "error: doubles has 2 experiments\n"),
+            (["doubles", "--floor", "passed=0.1"], "error: doubles has 2 experiments\n"),
             (["doubles:plain", "--margin", "0.1"], "error: a margin needs a baseline\n"),
             (["doubles:plain", "--floor", "pased=0.5"], "error: no metric 'pased': the metrics are passed, value"),
             (["doubles:plain", "--floor", "value=high"], "error: --floor must be METRIC=NUMBER (got value=high)\n"),
@@ -245,8 +245,8 @@ class TestCalibrate:
         facts = ran("gate", "doubles:triple", "--baseline", "doubles:plain", "--margin", "0.9", *words, "--json")
         assert facts.code in (0, 3)
         assert facts.json["checks"][0]["labels"] == [3, 3]
-        assert "60 labels" not in ran("gate", "doubles:plain", "--min-pass-rate", "0.1", *words).out
-        assert "3 labels" in ran("gate", "doubles:plain", "--min-pass-rate", "0.1", *words).out
+        assert "60 labels" not in ran("gate", "doubles:plain", "--floor", "passed=0.1", *words).out
+        assert "3 labels" in ran("gate", "doubles:plain", "--floor", "passed=0.1", *words).out
         none = ran("compare", "doubles", "--labels", "store")
         assert none.code == 2
         assert "labels must be of both sides (got 0 of plain and 0 of triple)" in none.err

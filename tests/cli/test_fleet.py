@@ -1,4 +1,4 @@
-"""`worker`, `fleet` and `dlq`, over a real Redis."""
+"""`worker`, `fleet` and `fleet dlq`, over a real Redis."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_worker_executes_the_trials_of_a_run(cli: Cli, evals: Path, url: str) 
         try:
             done = cli("run", "evals.py", "--mailbox", url, "--quiet")
             assert (done.code, done.out) == (0, "doubles@1:baseline  pass rate 75.0%, 4 scored, 0 errors\n")
-            done = cli("run", "evals.py", "--fleet", "--quiet")  # By the queue of the environment.
+            done = cli("run", "evals.py", "--mailbox", "--quiet")  # By the queue of the environment.
             assert (done.code, done.out) == (0, "doubles@2:baseline  pass rate 75.0%, 4 scored, 0 errors\n")
             facts = cli("fleet", "doubles", "--json").json
             lines = cli("fleet", "doubles").out.splitlines()
@@ -88,7 +88,7 @@ def test_a_worker_executes_the_trials_of_a_run(cli: Cli, evals: Path, url: str) 
 
 def test_a_run_for_a_fleet_needs_a_queue(cli: Cli, evals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAIRTRIAL_MAILBOX", raising=False)
-    done = cli("run", "evals.py", "--fleet")
+    done = cli("run", "evals.py", "--mailbox")
     assert done.code == 2
     assert "no queue is configured" in done.err
     assert "FAIRTRIAL_MAILBOX" in done.err
@@ -255,31 +255,34 @@ def test_watching_refreshes_until_ctrl_c_and_ends_with_0(evals: Path, url: str) 
 
 class TestDeadLetters:
     def test_dead_letters_are_listed_and_shown(self, cli: Cli, evals: Path, url: str) -> None:
-        assert cli("dlq", "list", "evals.py").err == "no dead letters for doubles\n"
+        assert cli("fleet", "dlq", "list", "evals.py").err == "no dead letters for doubles\n"
         cli("run", "evals.py", "--quiet")
-        assert cli("dlq", "list", "doubles").err == "no dead letters for doubles\n"
+        assert cli("fleet", "dlq", "list", "doubles").err == "no dead letters for doubles\n"
         first, _ = set_aside(url, 2)
-        lines = cli("dlq", "list", "doubles").out.splitlines()
+        lines = cli("fleet", "dlq", "list", "doubles").out.splitlines()
         assert lines[0].split() == ["id", "when", "tries", "sample", "reason"]
         assert lines[1].startswith(first)
         assert len(lines) == 3
-        shown = cli("dlq", "show", "doubles", first).out
+        shown = cli("fleet", "dlq", "show", "doubles", first).out
         assert "message   nonsense 0" in shown
-        facts = cli("dlq", "list", "doubles", "--json").json
+        facts = cli("fleet", "dlq", "list", "doubles", "--json").json
         assert (facts["format"], len(facts["letters"])) == ("fairtrial.dead_letters/1", 2)
-        assert cli("dlq", "show", "doubles", first, "--json").json["text"] == "nonsense 0"
-        assert cli("dlq", "show", "doubles", "9-9").err == (
-            "error: there is no dead letter '9-9' of doubles\n  see: fairtrial dlq list doubles\n"
+        assert cli("fleet", "dlq", "show", "doubles", first, "--json").json["text"] == "nonsense 0"
+        assert cli("fleet", "dlq", "show", "doubles", "9-9").err == (
+            "error: there is no dead letter '9-9' of doubles\n  see: fairtrial fleet dlq list doubles\n"
         )
 
     def test_dead_letters_are_dropped_or_retried(self, cli: Cli, url: str) -> None:
         first, *_ = set_aside(url, 3)
-        assert cli("dlq", "drop", "doubles", first).err == "1 dead letter of doubles dropped\n"
-        done = cli("dlq", "drop", "doubles", first)
+        assert cli("fleet", "dlq", "drop", "doubles", first).err == "1 dead letter of doubles dropped\n"
+        done = cli("fleet", "dlq", "drop", "doubles", first)
         assert done.code == 2
-        assert done.err.endswith("1 id not found; see: fairtrial dlq list doubles\n")
-        assert cli("dlq", "retry", "doubles", "--all").err == "2 dead letters of doubles went back into the queue\n"
-        assert cli("dlq", "drop", "doubles", "--all", "--json").json["count"] == 0
+        assert done.err.endswith("1 id not found; see: fairtrial fleet dlq list doubles\n")
+        assert (
+            cli("fleet", "dlq", "retry", "doubles", "--all").err
+            == "2 dead letters of doubles went back into the queue\n"
+        )
+        assert cli("fleet", "dlq", "drop", "doubles", "--all", "--json").json["count"] == 0
         assert cli("fleet", "doubles", "--json").json["suites"][0]["waiting"] == 2
 
     @pytest.mark.parametrize(
@@ -289,13 +292,13 @@ class TestDeadLetters:
         self, cli: Cli, url: str, words: list[str]
     ) -> None:
         said = "error: there is no queue of a suite 'duobles', and no run of it is stored here\n"
-        done = cli("dlq", words[0], "duobles", *words[1:])
+        done = cli("fleet", "dlq", words[0], "duobles", *words[1:])
         assert (done.code, done.out) == (2, "")
         assert done.err == f"{said}  this server has no queues; check the address\n"
         set_aside(url, 1)
-        done = cli("dlq", words[0], "duobles", *words[1:])
+        done = cli("fleet", "dlq", words[0], "duobles", *words[1:])
         assert (done.code, done.err) == (2, f"{said}  did you mean doubles?\n")
-        assert cli("dlq", "list", "zzz").err.endswith("  the known suites are doubles\n")
+        assert cli("fleet", "dlq", "list", "zzz").err.endswith("  the known suites are doubles\n")
 
     def test_retrying_those_of_a_finished_run_is_refused_with_the_command_to_use_instead(
         self, cli: Cli, evals: Path, url: str
@@ -304,31 +307,31 @@ class TestDeadLetters:
         (run,) = open_store().runs()
         (letter,) = set_aside(url, 1, f"doubles.results.{run.run_id}")
         for words in (["--all"], [letter]):
-            done = cli("dlq", "retry", "doubles", *words)
+            done = cli("fleet", "dlq", "retry", "doubles", *words)
             assert (done.code, done.err) == (
                 2,
                 "error: run doubles@1 has ended: no client collects the results of its 1 dead letter\n"
                 "  retry its failed trials with: fairtrial run evals.py --mailbox URL --resume errors\n",
             )
-        assert len(cli("dlq", "list", "doubles", "--json").json["letters"]) == 1
+        assert len(cli("fleet", "dlq", "list", "doubles", "--json").json["letters"]) == 1
         open_store().update_run(run.run_id, status="interrupted")  # A client that resumes it will collect.
-        assert cli("dlq", "retry", "doubles", "--all").code == 0
+        assert cli("fleet", "dlq", "retry", "doubles", "--all").code == 0
 
     def test_retrying_those_whose_mailbox_is_gone_needs_force(self, cli: Cli, url: str) -> None:
         set_aside(url, 2, "doubles.results.gone")
-        done = cli("dlq", "retry", "doubles", "--all")
+        done = cli("fleet", "dlq", "retry", "doubles", "--all")
         assert (done.code, done.err) == (
             2,
             "error: no client collects the results of 2 dead letters: the mailbox doubles.results.gone does not exist\n"
             "  run the suite again with --resume errors, or use --force to execute them all the same\n",
         )
-        done = cli("dlq", "retry", "doubles", "--all", "--force")
+        done = cli("fleet", "dlq", "retry", "doubles", "--all", "--force")
         assert (done.code, done.err) == (0, "2 dead letters of doubles went back into the queue\n")
 
     @pytest.mark.parametrize("words", [[], ["1-1", "--all"]])
     def test_which_ones_must_be_said(self, cli: Cli, url: str, words: list[str]) -> None:
-        assert cli("dlq", "retry", "doubles", *words).err == (
-            "error: give the ids of the dead letters to retry, or --all\n  see: fairtrial dlq list doubles\n"
+        assert cli("fleet", "dlq", "retry", "doubles", *words).err == (
+            "error: give the ids of the dead letters to retry, or --all\n  see: fairtrial fleet dlq list doubles\n"
         )
 
 

@@ -71,14 +71,14 @@ def test_a_fleet_runs_on_the_stores_own_database(
 
 def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, evals: Path, pg_url: str) -> None:
     send(pg_url, "nonsense", "nonsense")
-    listed = cli("dlq", "list", "doubles", "--mailbox", pg_url, "--json").json["letters"]
+    listed = cli("fleet", "dlq", "list", "doubles", "--mailbox", pg_url, "--json").json["letters"]
     assert len(listed) == 2
-    assert "nonsense" in cli("dlq", "show", "doubles", listed[0]["id"], "--mailbox", pg_url).out
-    assert cli("dlq", "retry", "doubles", listed[0]["id"], "--mailbox", pg_url, "--force").code == 0
-    assert cli("dlq", "drop", "doubles", "--all", "--mailbox", pg_url).code == 0
-    assert cli("dlq", "list", "doubles", "--mailbox", pg_url, "--json").json["letters"] == []
+    assert "nonsense" in cli("fleet", "dlq", "show", "doubles", listed[0]["id"], "--mailbox", pg_url).out
+    assert cli("fleet", "dlq", "retry", "doubles", listed[0]["id"], "--mailbox", pg_url, "--force").code == 0
+    assert cli("fleet", "dlq", "drop", "doubles", "--all", "--mailbox", pg_url).code == 0
+    assert cli("fleet", "dlq", "list", "doubles", "--mailbox", pg_url, "--json").json["letters"] == []
     assert cli("fleet", "doubles", "--mailbox", pg_url).out.splitlines()[1].split()[:2] == ["doubles", "1"]
-    done = cli("dlq", "list", "dubbles", "--mailbox", pg_url)
+    done = cli("fleet", "dlq", "list", "dubbles", "--mailbox", pg_url)
     assert "did you mean doubles" in done.err
 
 

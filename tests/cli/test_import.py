@@ -78,13 +78,13 @@ def test_every_command_that_reads_a_run_reads_an_imported_one(cli: Cli, place: P
     cli("import", "openai-evals")
     shown = cli("show", "capitals-short-answers@1", "--sample", "2")
     assert (shown.code, "latency not known" in shown.out, "again" in shown.out) == (0, True, False)
-    failed = cli("failures", "evalrun", "--json")
+    failed = cli("trials", "evalrun", "--failed", "--json")
     assert failed.code == 2
     for words in (
         ["show", "capitals-short-answers"],
-        ["failures", "capitals-short-answers@1"],
+        ["trials", "capitals-short-answers@1", "--failed"],
         ["compare", "capitals-short-answers@1", "capitals-short-answers@2"],
-        ["gate", "capitals-short-answers", "--min-pass-rate", "0.1"],
+        ["gate", "capitals-short-answers", "--floor", "passed=0.1"],
         ["export", "capitals-short-answers", "--format", "csv"],
         ["export", "capitals-short-answers", "--format", "html"],
         ["rescore", "capitals-short-answers@1", "imported/capitals_short_answers.py"],

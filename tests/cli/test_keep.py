@@ -1,4 +1,4 @@
-"""`export`, `delete`, `store` and `config`."""
+"""`export`, `store` and `doctor --settings`."""
 
 from __future__ import annotations
 
@@ -118,27 +118,27 @@ class TestExport:
 class TestDelete:
     def test_a_run_is_deleted_only_when_confirmed(self, ran: Cli) -> None:
         run_id = open_store().runs()[0].run_id
-        done = ran("delete", "doubles@1")
+        done = ran("store", "delete", "doubles@1")
         assert done.code == 2
         assert done.err == "nothing was deleted (use --yes in scripts)\n"
-        assert ran("delete", "doubles@1", "--yes").err == f"deleted 1 run: doubles@1 ({run_id}, finished)\n"
+        assert ran("store", "delete", "doubles@1", "--yes").err == f"deleted 1 run: doubles@1 ({run_id}, finished)\n"
         assert open_store().runs() == []
 
     def test_facts_and_mistakes(self, ran: Cli) -> None:
-        assert "only whole runs can be deleted" in ran("delete", "doubles:plain", "--yes").err
+        assert "only whole runs can be deleted" in ran("store", "delete", "doubles:plain", "--yes").err
         run_id = open_store().runs()[0].run_id
-        facts = ran("delete", "doubles", "--yes", "--json").json
+        facts = ran("store", "delete", "doubles", "--yes", "--json").json
         assert facts == {"format": "fairtrial.deleted/1", "deleted": [run_id]}
 
     def test_a_run_that_a_process_executes_is_not_deleted(self, ran: Cli) -> None:
         store = open_store()
         run_id = store.runs()[0].run_id
         lease = anyio.run(run_lease.acquire, store, run_id)
-        done = ran("delete", "doubles", "--yes")
+        done = ran("store", "delete", "doubles", "--yes")
         assert done.code == 2
         assert "is being executed by process" in done.err
         lease.release()
-        assert ran("delete", "doubles", "--yes").code == 0
+        assert ran("store", "delete", "doubles", "--yes").code == 0
         store.close()
 
 
@@ -227,7 +227,7 @@ class TestPrune:
         assert f"--older-than must be a number of hours, days or weeks (got '{age}')" in done.err
 
     def test_vacuum_prints_the_size_before_and_after(self, ran: Cli) -> None:
-        ran("delete", "doubles", "--yes")
+        ran("store", "delete", "doubles", "--yes")
         facts = ran("store", "vacuum", "--json").json
         assert facts["format"] == "fairtrial.vacuumed/1"
         assert facts["bytes_after"] > 0
@@ -249,7 +249,7 @@ class TestPrune:
         assert write_columns(store, run)
         assert ran("store", "columns", "--clear", "--all", "--json").json["cleared"] >= 1
         assert write_columns(store, run)
-        ran("delete", run.name, "--yes")
+        ran("store", "delete", run.name, "--yes")
         assert ran("store", "columns", "--json").json["files"] == []
         store.close()
 
@@ -267,11 +267,12 @@ class TestConfig:
     def test_each_setting_has_its_origin(self, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / "pyproject.toml").write_text(
             '[tool.fairtrial]\nsuites = ["evals/a.py", "pkg.mod"]\nmax_error_share = 0.5\nstore = "here.db"\n'
-            "[tool.fairtrial.prices]\ntiny = { input = 1, output = 2.5 }\n"
+            "[tool.fairtrial.prices]\ntiny = { input = 1, output = 2.5 }\n[tool.fairtrial.tracing]\nsample = 0.5\n"
         )
+        monkeypatch.setenv("FAIRTRIAL_TRACING_CONTENT", "true")
         monkeypatch.setenv("FAIRTRIAL_MAILBOX", "redis://:a-long-password@queue:6379")
         monkeypatch.setenv("FAIRTRIAL_CONCURRENCY", "7")
-        facts = cli("config", "--json").json
+        facts = cli("doctor", "--settings", "--json").json
         assert facts["format"] == "fairtrial.config/1"
         found = {one["name"]: (one["value"], one["origin"]) for one in facts["settings"]}
         prices = facts["settings"][-1]["value"]["tiny"]
@@ -285,13 +286,20 @@ class TestConfig:
             "cache": ("off", "default"),
             "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
             "max-same-errors": (None, "default"),
+            "strict-cost": (False, "default"),
             "log-format": ("text", "default"),
+            "health-host": ("127.0.0.1", "default"),
+            "tracing.sample": (0.5, "pyproject.toml [tool.fairtrial.tracing]"),
+            "tracing.content": (True, "$FAIRTRIAL_TRACING_CONTENT"),
+            "tracing.profile": (None, "default"),
+            "tracing.receive": (None, "default"),
+            "tracing.wait": (6.0, "default"),
             "prices": ({"tiny": price}, "pyproject.toml [tool.fairtrial]"),
         }
-        assert "tiny" in cli("config").out
-        assert "[redacted]" in cli("config").out
+        assert "tiny" in cli("doctor", "--settings").out
+        assert "[redacted]" in cli("doctor", "--settings").out
         monkeypatch.setenv("COLUMNS", "140")
-        assert "what it is" in cli("config").out
+        assert "what it is" in cli("doctor", "--settings").out
 
     def test_paths_in_the_file_start_where_it_is(self, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / "pyproject.toml").write_text('[tool.fairtrial]\nsuites = ["evals.py"]\nstore = "sqlite:///runs.db"\n')
@@ -333,6 +341,6 @@ class TestConfig:
     )
     def test_wrong_settings_are_named(self, cli: Cli, place: Path, text: str, said: str) -> None:
         (place / "pyproject.toml").write_text(f"[tool.fairtrial]\n{text}\n")
-        done = cli("config")
+        done = cli("doctor", "--settings")
         assert done.code == 2
         assert done.err.startswith(said)

@@ -1,4 +1,4 @@
-"""`runs`, `show`, `failures`, and the names of runs."""
+"""`runs`, `show`, `trials --failed`, and the names of runs."""
 
 from __future__ import annotations
 
@@ -154,24 +154,27 @@ class TestFailures:
     def test_errors_come_first_with_their_reason(self, cli: Cli, place: Path) -> None:
         (place / "evals.py").write_text(BROKEN)
         cli("run", "evals.py", "--quiet")
-        lines = cli("failures", "doubles").out.splitlines()
+        lines = cli("trials", "doubles", "--failed").out.splitlines()
         assert [line.split(None, 1) for line in lines[:3]] == [
             ["sample", "what        why"],
             ["three", "task error  evals.py:15: ValueError: that is too hard"],
             ["four", "failed      expected 9, got 8"],
         ]
         assert lines[-1] == "  fairtrial show doubles@1:broken --sample three   one trial in full"
-        assert "four" not in cli("failures", "doubles", "--kind", "task-error").out
-        assert "only the first 1" in cli("failures", "doubles", "--limit", "1").out
-        facts = cli("failures", "doubles", "--json").json
+        assert "four" not in cli("trials", "doubles", "--failed", "--kind", "task-error").out
+        assert "only the first 1" in cli("trials", "doubles", "--failed", "--limit", "1").out
+        facts = cli("trials", "doubles", "--failed", "--json").json
         assert (facts["format"], facts["truncated"]) == ("fairtrial.failures/1", False)
         assert [trial["outcome"] for trial in facts["trials"]] == ["task_error", "scored"]
 
     def test_nothing_failed(self, cli: Cli, evals: Path) -> None:
         cli("run", "evals.py", "--filter", "level=easy", "--quiet")
-        assert cli("failures", "doubles+part").err == "every trial of doubles+part@1 passed\n"
-        assert cli("failures", "doubles+part", "--kind", "timeout").err == "no trial of that kind in doubles+part@1\n"
-        assert "did you mean timeout?" in cli("failures", "doubles+part", "--kind", "time-out").err
+        assert cli("trials", "doubles+part", "--failed").err == "every trial of doubles+part@1 passed\n"
+        assert (
+            cli("trials", "doubles+part", "--failed", "--kind", "timeout").err
+            == "no trial of that kind in doubles+part@1\n"
+        )
+        assert "did you mean timeout?" in cli("trials", "doubles+part", "--failed", "--kind", "time-out").err
 
 
 class TestNames:
@@ -223,7 +226,7 @@ def test_failures_of_samples_without_ids_show_the_start_of_their_inputs(cli: Cli
         'suite = EvalSuite("table", Dataset.load("table.csv", str, str), lambda text: "Rome", exact_match)\n'
     )
     cli("run", "evals.py", "--quiet")
-    lines = cli("failures", "table").out.splitlines()
+    lines = cli("trials", "table", "--failed").out.splitlines()
     assert lines[0].split() == ["sample", "input", "what", "why"]
     assert any("What is the capital" in line for line in lines)
     assert any("And of Peru?" in line for line in lines)

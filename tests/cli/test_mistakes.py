@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
         {"pyproject.toml": '[tool.fairtrial]\nconcurrency = "many"\n'},
         ["run"],
         "error: pyproject.toml [tool.fairtrial] concurrency must be a whole number (got 'many')\n"
-        "  `fairtrial config` lists every setting\n",
+        "  `fairtrial doctor --settings` lists every setting\n",
     ),
     "a file that is no store": (
         {"evals.py": EVALS, "notes.db": "these are my notes, and nothing that a database would write\n" * 9},
@@ -210,7 +210,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
         {},
         ["show", "support"],
         "error: there is no store at .fairtrial/runs.db\n  create one with: fairtrial run SUITE, or "
-        "choose another with --store; `fairtrial config` shows where this path comes from\n",
+        "choose another with --store; `fairtrial doctor --settings` shows where this path comes from\n",
     ),
     "an address that is no store": (
         {"evals.py": EVALS},
@@ -237,26 +237,24 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     ),
     "half of an ad-hoc run": (
         {},
-        ["run", "--prompt", "ask.md", "--model", "openai:gpt-5"],
-        "error: --prompt, --dataset, --model and --evaluator must be given together (missing: --dataset, "
-        "--evaluator)\n  as in: fairtrial run --prompt ask.md --dataset q.jsonl --model openai:gpt-6.1-sol --evaluator "
-        "exact_match\n",
+        ["try", "ask.md", "--dataset", "q.jsonl", "--model", "openai:gpt-5"],
+        "error: missing option '--evaluator'.\n  see: fairtrial try --help\n",
     ),
     "a suite and a prompt": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--prompt", "ask.md"],
-        "error: --prompt, --dataset, --model and --evaluator cannot be combined with SUITE\n  omit SUITE\n",
+        "error: no such option: --prompt\n  use: fairtrial try FILE:NAME --dataset FILE --evaluator NAME "
+        "--model NAME --model NAME\n  see: fairtrial run --help\n",
     ),
     "an option that does not exist": (
         {},
         ["run", "--concurency", "3"],
-        "error: no such option: --concurency (Possible options: --column, --concurrency, --once)\n"
-        "  see: fairtrial run --help\n",
+        "error: no such option: --concurency (Possible options: --concurrency, --once)\n  see: fairtrial run --help\n",
     ),
     "an option whose work another command does": (
         {},
         ["compare", "--prompt", "qa", "--models", "a", "b"],
-        "error: no such option: --prompt\n  use: fairtrial run --prompt FILE:NAME --dataset FILE --evaluator NAME "
+        "error: no such option: --prompt\n  use: fairtrial try FILE:NAME --dataset FILE --evaluator NAME "
         "--model NAME --model NAME\n  see: fairtrial compare --help\n",
     ),
     "a run that is named by an option": (
@@ -301,7 +299,7 @@ AFTER_A_RUN: dict[str, tuple[list[str], str]] = {
         "error: there is no run 'dubles'\n  did you mean doubles? See: fairtrial runs\n",
     ),
     "a number that no run has": (
-        ["failures", "doubles@7"],
+        ["trials", "doubles@7", "--failed"],
         "error: suite 'doubles' has no run 7\n  there is doubles@1; see: fairtrial runs\n",
     ),
     "an experiment the run does not have": (
@@ -322,17 +320,17 @@ AFTER_A_RUN: dict[str, tuple[list[str], str]] = {
         "  as in: fairtrial compare doubles@1:plain doubles@1:triple\n",
     ),
     "a gate for two experiments": (
-        ["gate", "doubles", "--min-pass-rate", "0.5"],
+        ["gate", "doubles", "--floor", "passed=0.5"],
         "error: doubles has 2 experiments\n  choose one: doubles@1:plain or doubles@1:triple\n",
     ),
     "a gate without rules": (
         ["gate", "doubles:plain"],
         "error: the gate has no rules\n"
-        "  give --min-pass-rate, or --margin with --baseline, or rules in [tool.fairtrial.gate]\n",
+        "  give --floor passed=RATE, or --margin with --baseline, or rules in [tool.fairtrial.gate]\n",
     ),
     "percent where a share is meant": (
-        ["gate", "doubles:plain", "--min-pass-rate", "80"],
-        "error: the gate rules: min_pass_rate must be between 0 and 1, such as 0.8 (got 80.0)\n",
+        ["gate", "doubles:plain", "--floor", "passed=80"],
+        "error: the gate rules: min_pass_rate must be between 0 and 1, such as 0.8 (got 80)\n",
     ),
     "a floor without a number": (
         ["gate", "doubles:plain", "--floor", "value"],
@@ -369,7 +367,7 @@ def test_a_mistake_about_a_run_is_told_with_what_there_is(cli: Cli, two: Path, n
 
 
 class TestModels:
-    WORDS = ("run", "--prompt", "ask.md", "--dataset", "q.jsonl", "--evaluator", "exact_match", "--quiet")
+    WORDS = ("try", "ask.md", "--dataset", "q.jsonl", "--evaluator", "exact_match", "--quiet")
 
     @pytest.fixture(autouse=True)
     def asked(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +400,19 @@ class TestModels:
         assert done.err == SERVER_DOWN.replace("PORT", str(port))
 
     @pytest.mark.parametrize(
+        ("prompt", "said"),
+        [
+            ("no.md", "error: the prompt no.md cannot be read: No such file or directory\n  name a text file\n"),
+            ("a.py", "error: a prompt must be FILE:NAME (got 'a.py')\n  as in: a.py:prompt\n"),
+            ("a.py:m", "error: a.py:m must be a PromptTemplate (got int)\n"),
+        ],
+    )
+    def test_what_is_no_prompt(self, cli: Cli, place: Path, prompt: str, said: str) -> None:
+        (place / "a.py").write_text("m = 1\n")
+        done = cli("try", prompt, *self.WORDS[2:], "--model", "a.py:m")
+        assert (done.code, done.err) == (2, said)
+
+    @pytest.mark.parametrize(
         ("words", "said"),
         [
             (["--model", "opnai:gpt"], "error: there is no provider 'opnai'\n  did you mean --model openai:gpt?\n"),
@@ -418,15 +429,6 @@ class TestModels:
                 ["--model", "a.py:m", "--evaluator", "exact"],
                 "error: there is no evaluator 'exact' that works without parameters\n  did you mean exact_match?\n",
             ),
-            (
-                ["--model", "a.py:m", "--prompt", "no.md"],
-                "error: the prompt no.md cannot be read: No such file or directory\n  name a text file\n",
-            ),
-            (
-                ["--model", "a.py:m", "--prompt", "a.py"],
-                "error: a prompt must be FILE:NAME (got 'a.py')\n  as in: a.py:prompt\n",
-            ),
-            (["--model", "a.py:m", "--prompt", "a.py:m"], "error: a.py:m must be a PromptTemplate (got int)\n"),
             (["--model", "a.py:n"], "error: there is no 'n' in a.py\n"),
             (
                 ["--model", "a.py:m", "--dataset", "no.jsonl"],
@@ -509,7 +511,7 @@ class TestOurOwnFaults:
 
     @pytest.mark.usefixtures("broken")
     def test_internal_errors_exit_70_with_how_to_report_them(self, cli: Cli) -> None:
-        done = cli("config")
+        done = cli("doctor", "--settings")
         assert done.code == 70
         assert done.err == (
             "error: AttributeError: 'NoneType' object has no attribute 'items'\n"
@@ -518,10 +520,10 @@ class TestOurOwnFaults:
 
     @pytest.mark.usefixtures("broken")
     def test_a_traceback_comes_with_debug_wherever_it_stands(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert "Traceback" in cli("config", "--debug").err
-        assert "Traceback" in cli("--debug", "config").err
+        assert "Traceback" in cli("doctor", "--settings", "--debug").err
+        assert "Traceback" in cli("--debug", "doctor", "--settings").err
         monkeypatch.setenv("FAIRTRIAL_DEBUG", "1")
-        assert "Traceback" in cli("config").err
+        assert "Traceback" in cli("doctor", "--settings").err
 
     def test_a_file_that_cannot_be_opened_is_named(self) -> None:
         told = user_errors.explain(PermissionError(13, "Permission denied", "out.csv"))
@@ -553,6 +555,6 @@ def test_a_command_that_is_interrupted_or_whose_pipe_closes_has_its_exit_code(
         raise raised
 
     done: Callable[..., object] = ends
-    monkeypatch.setattr("fairtrial.cli.settings.load_settings", done)
+    monkeypatch.setattr("fairtrial.cli.command_doctor.load_settings", done)
     monkeypatch.setattr("os.dup2", lambda *numbers: 1)
-    assert cli("config").code == code
+    assert cli("doctor", "--settings").code == code

@@ -50,18 +50,18 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
 
 @pytest.mark.proves("R137")
 def test_a_gate_posts_its_decision_as_json_with_the_record_behind_it(ran: Cli, webhook: Webhook) -> None:
-    done = ran("gate", "doubles:triple", "--min-pass-rate", "0.9", "--notify", webhook.url)
+    done = ran("gate", "doubles:triple", "--floor", "passed=0.9", "--notify", webhook.url)
     assert done.code == 1
     (told,) = webhook.received
     assert told["text"].startswith("fairtrial gate: doubles:triple FAILED: ")
     assert (told["run"], told["gate"]["format"], told["gate"]["exit_code"]) == ("doubles:triple", "fairtrial.gate/1", 1)
-    assert ran("gate", "doubles:plain", "--min-pass-rate", "0.15", "--notify", webhook.url).code == 0
+    assert ran("gate", "doubles:plain", "--floor", "passed=0.15", "--notify", webhook.url).code == 0
     assert "passed" in webhook.received[1]["text"]
 
 
 @pytest.mark.proves("R137")
 def test_slack_is_told_the_text_alone(ran: Cli, webhook: Webhook) -> None:
-    ran("gate", "doubles:triple", "--min-pass-rate", "0.9", "--notify", f"slack+{webhook.url}")
+    ran("gate", "doubles:triple", "--floor", "passed=0.9", "--notify", f"slack+{webhook.url}")
     assert [sorted(told) for told in webhook.received] == [["text"]]
 
 
@@ -70,24 +70,24 @@ def test_a_webhook_that_fails_is_tried_again_and_one_that_stays_away_changes_no_
     ran: Cli, webhook: Webhook
 ) -> None:
     webhook.statuses = [503, 429]
-    done = ran("gate", "doubles:plain", "--min-pass-rate", "0.15", "--notify", webhook.url)
+    done = ran("gate", "doubles:plain", "--floor", "passed=0.15", "--notify", webhook.url)
     assert (done.code, len(webhook.received), done.err) == (0, 3, "")
     webhook.statuses = [500, 500, 500]
-    done = ran("gate", "doubles:plain", "--min-pass-rate", "0.15", "--notify", webhook.url)
+    done = ran("gate", "doubles:plain", "--floor", "passed=0.15", "--notify", webhook.url)
     assert (done.code, len(webhook.received)) == (0, 6)
     assert "the webhook at 127.0.0.1 could not be notified: HTTP status 500" in done.err
     assert "secret" not in done.err
     webhook.statuses = [404]
-    assert ran("gate", "doubles:triple", "--min-pass-rate", "0.9", "--notify", webhook.url).code == 1
+    assert ran("gate", "doubles:triple", "--floor", "passed=0.9", "--notify", webhook.url).code == 1
     assert len(webhook.received) == 7  # A refusal is not tried again.
-    done = ran("gate", "doubles:triple", "--min-pass-rate", "0.9", "--notify", "http://127.0.0.1:9/x")
+    done = ran("gate", "doubles:triple", "--floor", "passed=0.9", "--notify", "http://127.0.0.1:9/x")
     assert done.code == 1
     assert "could not be notified" in done.err
 
 
 @pytest.mark.proves("R137")
 def test_an_address_that_is_no_webhook_is_refused_before_anything_is_decided(ran: Cli) -> None:
-    done = ran("gate", "doubles:plain", "--min-pass-rate", "0.15", "--notify", "file:///etc/secret")
+    done = ran("gate", "doubles:plain", "--floor", "passed=0.15", "--notify", "file:///etc/secret")
     assert done.code == 2
     assert "--notify must be the http or https address" in done.err
     assert "secret" not in done.err

@@ -42,7 +42,7 @@ def test_a_terminal_that_knows_only_ascii_gets_every_screen() -> None:
     ran = in_ascii("run", "evals.py")
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert b"pr?fung ????  run " in ran.stdout
-    for words in (["runs"], ["failures", SUITE], ["show", SUITE, "--sample", "vier ⅘"], ["compare", SUITE]):
+    for words in (["runs"], ["trials", SUITE, "--failed"], ["show", SUITE, "--sample", "vier ⅘"], ["compare", SUITE]):
         done = in_ascii(*words)
         assert (done.returncode, done.stderr) == (0, b""), words
         assert done.stdout.isascii()
@@ -76,7 +76,7 @@ def test_suggested_commands_work_with_unusual_names(cli: Cli, names: Path) -> No
     done = cli("run", "evals.py")
     offered = [line.strip().partition("   ")[0] for line in done.out.partition("\nnext\n")[2].splitlines()]
     assert len(offered) == 3
-    offered += [line.strip().partition("   ")[0] for line in cli("failures", SUITE).out.splitlines()[-1:]]
+    offered += [line.strip().partition("   ")[0] for line in cli("trials", SUITE, "--failed").out.splitlines()[-1:]]
     for line in offered:
         words = shlex.split(line)
         assert words[0] == "fairtrial"
@@ -95,8 +95,8 @@ def test_a_table_that_does_not_fit_becomes_a_list_with_every_figure(
     assert "  experiments plain, triple" in shown
     sliced = cli("show", "doubles", "--by", "level").out.splitlines()
     assert sliced[:4] == ["easy", "  experiment plain", "  samples 2", "  pass rate 100.0%"]
-    assert cli("failures", "doubles").out.splitlines()[0].split() == ["sample", "experiment", "what", "why"]
-    for words in (["runs"], ["show", "doubles", "--by", "level"], ["config"], ["store", "stats"]):
+    assert cli("trials", "doubles", "--failed").out.splitlines()[0].split() == ["sample", "experiment", "what", "why"]
+    for words in (["runs"], ["show", "doubles", "--by", "level"], ["doctor", "--settings"], ["store", "stats"]):
         assert max(map(len, cli(*words).out.splitlines())) <= 40
     monkeypatch.setenv("COLUMNS", "80")
     assert len(cli("runs").out.splitlines()) == 2
@@ -135,7 +135,7 @@ HOSTILE = "\x1b]0;PWNED\x07\x1b[2J\u061c\u202e"
         ("run", "evals.py"),
         ("runs",),
         ("show", "doubles"),
-        ("failures", "doubles"),
+        ("trials", "doubles", "--failed"),
         ("show", "doubles", "--sample", f"nope{HOSTILE}"),
         ("runs", "--suite", f"x{HOSTILE}"),
         ("run", f"nope{HOSTILE}.py"),

@@ -1,4 +1,4 @@
-"""`--log-format json` and `--health-port` of commands."""
+"""Logs as JSON, and `--health-port` of commands."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_everything_a_run_says_beside_its_report_is_json(cli: Cli, evals: Path) -> None:
+def test_everything_a_run_says_beside_its_report_is_json(
+    cli: Cli, evals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRTRIAL_LOG_FORMAT", "json")
     text = evals.read_text().replace(
         "    if number ==", '    __import__("logging").warning("number %d", number)\n    if number =='
     )
     evals.write_text(text)
-    done = cli("run", "evals.py", "--log-format", "json", "--fail-under", "0.9")
+    done = cli("run", "evals.py", "--fail-under", "0.9")
     assert done.code == 1
     said = records(done.err)
     run_id = open_store().runs()[0].run_id
@@ -52,24 +55,24 @@ def test_the_setting_of_the_environment_counts_and_errors_are_json(
     first = records(done.err)[0]
     assert (first["level"], first["logger"]) == ("error", "fairtrial.cli")
     monkeypatch.setenv("FAIRTRIAL_LOG_FORMAT", "xml")
-    assert "FAIRTRIAL_LOG_FORMAT" in cli("run", "nothing.py").err
-    assert cli("run", "nothing.py", "--log-format", "xml").err.startswith(
-        "error: --log-format must be text or json (got 'xml')"
-    )
+    assert cli("run", "nothing.py").err.startswith("error: FAIRTRIAL_LOG_FORMAT must be text or json (got 'xml')")
 
 
-def test_logging_is_as_before_once_the_command_has_ended(cli: Cli, evals: Path) -> None:
+def test_logging_is_as_before_once_the_command_has_ended(
+    cli: Cli, evals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRTRIAL_LOG_FORMAT", "json")
     ours, root = logging.getLogger("fairtrial"), logging.getLogger()
     before = root.handlers[:], ours.handlers[:], ours.level, ours.propagate
-    cli("run", "evals.py", "--log-format", "json")
+    cli("run", "evals.py")
     assert (root.handlers[:], ours.handlers[:], ours.level, ours.propagate) == before
 
 
 def test_a_worker_logs_json_with_its_name(evals: Path, server: RedisServer) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fairtrial.cli", "worker", "evals.py", "--mailbox", server.url, "--name", "w1",
-         "--until-empty", "--empty-seconds", "0", "--log-format", "json"],
-        env=environment(), capture_output=True, text=True, timeout=60,
+         "--until-empty", "--empty-seconds", "0"],
+        env=environment(FAIRTRIAL_LOG_FORMAT="json"), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = records(done.stderr)

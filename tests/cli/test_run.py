@@ -21,7 +21,7 @@ def test_a_suite_runs_and_ends_in_its_report_and_the_next_commands(cli: Cli, eva
     assert "doubles  run " in done.out
     assert "75.0%" in done.out
     assert done.out.splitlines()[-2:] == [
-        "  fairtrial failures doubles             failed trials, and why",
+        "  fairtrial trials doubles --failed      failed trials, and why",
         "  fairtrial show doubles --sample four   one trial in full",
     ]
     assert open_store().runs(suite="doubles")[0].status == "finished"
@@ -197,7 +197,7 @@ class TestResuming:
         assert re.search(r"\nretried 1 trial in [\d.]+ m?s\n", done.err)
         assert re.match(rf"doubles  run {run.run_id}, finished in 120\.\d min\n", done.out)
         assert [run.number for run in open_store().runs()] == [1]
-        assert cli("failures", "doubles", "--kind", "task_error").out == ""
+        assert cli("trials", "doubles", "--failed", "--kind", "task_error").out == ""
 
     def test_a_run_that_no_longer_fits_is_followed_by_a_new_one_with_a_way_back(self, cli: Cli, evals: Path) -> None:
         old = self._interrupted(cli)
@@ -298,7 +298,7 @@ def prompts(place: Path) -> Path:
 
 
 class TestAdHoc:
-    WORDS = ("run", "--prompt", "prompts.py:ask", "--dataset", "capitals.jsonl", "--evaluator", "exact_match")
+    WORDS = ("try", "prompts.py:ask", "--dataset", "capitals.jsonl", "--evaluator", "exact_match")
 
     @pytest.mark.proves("R91", "R92")
     def test_models_side_by_side_end_in_a_comparison(
@@ -331,7 +331,7 @@ class TestAdHoc:
     def test_columns_of_a_table_are_mapped(self, cli: Cli, prompts: Path) -> None:
         Path("ask.md").write_text("What is the capital of $country in $year?")
         Path("q.csv").write_text("country,capital,year\nFrance,Paris,1\nJapan,Tokyo,2\n")
-        words = ("run", "--prompt", "ask.md", "--dataset", "q.csv", "--evaluator", "exact_match")
+        words = ("try", "ask.md", "--dataset", "q.csv", "--evaluator", "exact_match")
         model = ("--model", "prompts.py:parrot", "--quiet")
         mapped = ("--column", "input=country,year", "--column", "expected=capital")
         forgotten = cli(*words, *model).err
@@ -348,13 +348,13 @@ class TestAdHoc:
     def test_a_prompt_may_be_a_text_file_and_a_model_an_object(self, cli: Cli, prompts: Path) -> None:
         Path("ask.md").write_text("What is the capital of $country?")
         done = cli(
-            *("run", "--prompt", "ask.md", "--dataset", "capitals.jsonl", "--evaluator", "exact_match"),
+            *("try", "ask.md", "--dataset", "capitals.jsonl", "--evaluator", "exact_match"),
             *("--evaluator", "contains", "--model", "prompts.py:parrot", "--quiet"),
         )
         assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  pass rate 50.0%, 2 scored, 0 errors\n")
         shown = cli("show", "ask", "--sample", "j").out
         assert shown.splitlines()[-1] == (
-            "again     fairtrial run --prompt ask.md --dataset capitals.jsonl --model prompts.py:parrot "
+            "again     fairtrial try ask.md --dataset capitals.jsonl --model prompts.py:parrot "
             "--evaluator exact_match --evaluator contains --sample j"
         )
 
@@ -370,18 +370,15 @@ suite = EvalSuite("misspelt", data, answer, exact_match, config=EvalConfig(max_c
 
 
 class TestTheSameErrorAgainAndAgain:
-    @pytest.mark.parametrize("by", ["option", "settings", "variable", "option before settings"])
-    def test_the_limit_is_an_option_and_a_setting(
-        self, cli: Cli, place: Path, by: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.mark.parametrize("by", ["settings", "variable", "variable before settings"])
+    def test_the_limit_is_a_setting(self, cli: Cli, place: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / "evals.py").write_text(MISSPELT)
-        option: list[str] = ["--max-same-errors", "3"] if "option" in by else []
-        if "settings" in by:
-            number = 5 if option else 3
-            (place / "pyproject.toml").write_text(f"[tool.fairtrial]\nmax-same-errors = {number}\n")
-        if by == "variable":
+        if "variable" in by:
             monkeypatch.setenv("FAIRTRIAL_MAX_SAME_ERRORS", "3")
-        done = cli("run", "evals.py", "--json", *option)
+        if "settings" in by:
+            number = 5 if "variable" in by else 3
+            (place / "pyproject.toml").write_text(f"[tool.fairtrial]\nmax-same-errors = {number}\n")
+        done = cli("run", "evals.py", "--json")
         assert done.code == 4
         (run,) = done.json["runs"]
         assert run["report"]["run"]["status"] == "incomplete"
@@ -389,9 +386,10 @@ class TestTheSameErrorAgainAndAgain:
         stopped = run["report"]["run"]["notes"]["stopped"]
         assert "its first 3 trials all ended in the same error: AttributeError" in stopped
 
-    def test_0_lets_the_run_end(self, cli: Cli, place: Path) -> None:
+    def test_0_lets_the_run_end(self, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / "evals.py").write_text(MISSPELT)
-        done = cli("run", "evals.py", "--json", "--max-same-errors", "0")
+        monkeypatch.setenv("FAIRTRIAL_MAX_SAME_ERRORS", "0")
+        done = cli("run", "evals.py", "--json")
         (run,) = done.json["runs"]
         assert run["report"]["run"]["status"] == "finished"
         assert run["report"]["experiments"][0]["trials"]["task_error"] == 9

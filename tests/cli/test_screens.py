@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairtrial.cli.app import GROUPS, command_tree
-from fairtrial.cli.settings import KNOWN
+from fairtrial.cli.settings import KNOWN, variable_of
 from fairtrial.cli.user_errors import ExitCode
 from tests.cli.conftest import EVALS, Cli
 
@@ -27,11 +28,11 @@ SCREENS = [
     ["runs"],
     ["show", SUITE],
     ["show", SUITE, "--by", "level"],
-    ["failures", SUITE],
+    ["trials", SUITE, "--failed"],
     ["compare", SUITE],
     ["plan", SUITE],
     ["store", "stats"],
-    ["config"],
+    ["doctor", "--settings"],
 ]
 
 
@@ -93,7 +94,7 @@ def test_rows_are_single_lines(cli: Cli, place: Path) -> None:
     (place / "evals.py").write_text(LONG)
     cli("run", "evals.py", "--quiet", "--max-error-share", "1")
     assert len(cli("runs").out.splitlines()) == 2
-    assert len(cli("failures", SUITE).out.splitlines()) == 1 + 3 + 3
+    assert len(cli("trials", SUITE, "--failed").out.splitlines()) == 1 + 3 + 3
 
 
 @pytest.mark.long
@@ -128,12 +129,13 @@ def test_a_reader_who_has_seen_enough_is_no_error(place: Path) -> None:
 
 def everything() -> list[list[str]]:
     """Every command there is."""
-    command = command_tree()
-    found = []
-    for name, one in command.commands.items():
-        found.append([name])
-        found.extend([name, below] for below in getattr(one, "commands", {}))
-    return found
+
+    def below(group: Any, above: list[str]) -> Iterator[list[str]]:
+        for name, command in getattr(group, "commands", {}).items():
+            yield [*above, name]
+            yield from below(command, [*above, name])
+
+    return list(below(command_tree(), []))
 
 
 @pytest.mark.parametrize("words", everything(), ids=" ".join)
@@ -143,7 +145,7 @@ def test_every_command_has_help_with_examples(cli: Cli, words: list[str]) -> Non
     assert "Examples:" in done.out
     assert f"fairtrial {words[0]}" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
-    if words not in (["store"], ["dlq"]):
+    if words not in (["store"], ["fleet"], ["fleet", "dlq"]):
         assert "--json" in done.out
 
 
@@ -181,8 +183,8 @@ def test_the_documentation_names_every_command_setting_exit_code_and_format() ->
         assert f"`{words[0]}" in page, words
         assert words[-1] in page, words
     for name in KNOWN:
-        assert f"\n{name} = " in page or f"\n[tool.fairtrial.{name}]" in page
-        assert f"FAIRTRIAL_{name.upper().replace('-', '_')}" in page
+        assert f"\n{name.rpartition('.')[2]} = " in page or f"\n[tool.fairtrial.{name}]" in page
+        assert variable_of(name) in page
     for code in ExitCode:
         assert f"\n| {int(code)} | " in page
     sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src/fairtrial/cli").glob("*.py"))
@@ -205,6 +207,7 @@ def test_every_example_in_the_help_is_a_command_with_options_that_exist(words: l
         parts = example.split()
         while parts and parts[0] in getattr(meant, "commands", {}):
             meant = meant.commands[parts.pop(0)]
+        meant = getattr(meant, "commands", {}).get("status", meant)  # The default command of a group.
         known = {option for parameter in meant.params for option in parameter.opts}
         assert meant is not root, example
         assert {part for part in parts if part.startswith("-") and part != "-"} <= known, example

@@ -19,11 +19,14 @@ def collector() -> Iterator[Collector]:
         yield found
 
 
-def test_run_sends_traces_and_says_how_many(cli: Cli, place: Path, collector: Collector) -> None:
+def test_run_sends_traces_as_the_settings_say_and_says_how_many(cli: Cli, place: Path, collector: Collector) -> None:
     Path("evals.py").write_text(EVALS)
-    done = cli("run", "evals.py", "--trace", collector.url, "--trace-sample", "0", "--quiet")
+    Path("pyproject.toml").write_text("[tool.fairtrial.tracing]\nsample = 0\ncontent = true\nprofile = 'langfuse'\n")
+    done = cli("run", "evals.py", "--trace", collector.url, "--quiet")
     assert "traces: 1 of 1 sampled trials sent" in done.err
-    assert [attributes(span)["fairtrial.sample.id"] for span in collector.spans] == ["four"]
+    (sent,) = map(attributes, collector.spans)
+    assert (sent["fairtrial.sample.id"], "fairtrial.input" in sent) == ("four", True)
+    assert any(name.startswith("langfuse.") for name in sent)
 
 
 def test_export_sends_a_stored_run(cli: Cli, place: Path, collector: Collector) -> None:
@@ -43,8 +46,7 @@ def test_export_sends_a_stored_run(cli: Cli, place: Path, collector: Collector) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "evals.py", "--trace-sample", "0.1"), "need --trace URL"),
-        (("run", "evals.py", "--trace", "http://127.0.0.1:1", "--trace-profile", "x"), "must be one of plain"),
+        (("export", "doubles", "--format", "otlp", "--trace-profile", "x"), "must be one of plain"),
         (("export", "doubles", "--format", "csv", "--trace-content"), "need --format otlp or langsmith"),
         (("export", "doubles", "--format", "langsmith", "--trace-profile", "plain"), "needs --format otlp"),
         (("export", "doubles", "--format", "otlp", "--max-rows", "5"), "needs --format langsmith"),
@@ -140,14 +142,22 @@ suite = EvalSuite("forecast", Dataset([Sample("one", 1)], name="n"), ask, tool_c
 """
 
 
-def test_run_receives_the_spans_of_the_application(cli: Cli, place: Path) -> None:
-    Path("app.py").write_text(APP)
-    done = cli("run", "app.py", "--receive-traces", "0", "--trace-wait", "120", "--quiet")
+@pytest.fixture
+def receiving(place: Path) -> None:
+    (place / "app.py").write_text(APP)
+    (place / "pyproject.toml").write_text("[tool.fairtrial.tracing]\nreceive = 0\nwait = 120\n")
+
+
+@pytest.mark.usefixtures("receiving")
+def test_run_receives_the_spans_of_the_application(cli: Cli) -> None:
+    done = cli("run", "app.py", "--quiet")
     assert (done.code, "pass rate 100.0%, 1 scored, 0 errors" in done.out) == (0, True)
 
 
-def test_options_of_receiving_that_do_not_fit_are_refused(cli: Cli, place: Path) -> None:
-    Path("app.py").write_text(APP)
-    assert "needs --receive-traces PORT" in cli("run", "app.py", "--trace-wait", "3").err
-    refused = cli("run", "app.py", "--receive-traces", "0", "--mailbox", "redis://127.0.0.1:1")
-    assert "cannot be combined with a fleet" in refused.err
+@pytest.mark.usefixtures("receiving")
+def test_receiving_does_not_fit_a_fleet_unless_its_suite_has_a_receiver(cli: Cli, place: Path) -> None:
+    words = ("run", "app.py", "--mailbox", "redis://127.0.0.1:1")
+    assert "cannot be combined with a fleet" in cli(*words).err
+    own = APP.replace('tool_called("weather")', 'tool_called("weather"), traces=TraceReceiver(port=0)')
+    (place / "app.py").write_text(f"from fairtrial.integrations.tracing.receiver import TraceReceiver\n{own}")
+    assert "cannot be combined with a fleet" not in cli(*words).err

@@ -53,7 +53,10 @@ def empty_the_queue(url: str) -> None:
 
 def look_after_the_store(url: str) -> None:
     """Commands of upkeep, none of which may touch the run that is being executed."""
-    lines = (["delete", "fleet-test@1", "--yes"], ["store", "prune", "--older-than", "0h", "--yes"])  # And vacuum.
+    lines = (
+        ["store", "delete", "fleet-test@1", "--yes"],
+        ["store", "prune", "--older-than", "0h", "--yes"],
+    )  # And vacuum.
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda words: command(*words, "--store", url), lines))
     assert [one.returncode for one in done] == [2, 0], [one.stderr for one in done]

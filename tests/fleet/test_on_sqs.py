@@ -41,7 +41,8 @@ def test_a_fleet_on_sqs_completes_a_run_and_its_commands_work(sqs_url: str, tmp_
         shown, _ = fleet.command("fleet", "fleet-test", "--mailbox", sqs_url, "--json").communicate(timeout=60)
         (suite,) = json.loads(shown)["suites"]
         assert (suite["waiting"], suite["in_flight"], suite["dead_letters"]) == (0, 0, 0)
-        listed, _ = fleet.command("dlq", "list", "fleet-test", "--mailbox", sqs_url, "--json").communicate(timeout=60)
+        asked = fleet.command("fleet", "dlq", "list", "fleet-test", "--mailbox", sqs_url, "--json")
+        listed, _ = asked.communicate(timeout=60)
         assert json.loads(listed)["letters"] == []
         checked, _ = fleet.command("doctor", "--store", str(store), "--mailbox", sqs_url, "--json").communicate(
             timeout=60

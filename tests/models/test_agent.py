@@ -87,7 +87,7 @@ async def test_an_agent_calls_tools_until_it_answers_and_everything_is_recorded(
 async def test_the_model_is_shown_the_tools_of_the_functions() -> None:
     adapter = ScriptedAdapter(["done"])
     await run(agent_task(adapter, tools=[add, weather]))
-    one, two = adapter.calls[0].call.tools
+    one, two = adapter.calls[0].tools
     assert (one.name, one.description) == ("add", "Adds two numbers.")
     assert one.parameters == {
         "type": "object",

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairtrial import ConfigurationError, Dataset, FairtrialError, Metric, compare, gate, leaderboard, open_store, plan
-from fairtrial.cli.command_failures import why
+from fairtrial.cli.command_trials import why
 from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.reports import EvalReport, ExperimentReport, group_by, summarize
 from fairtrial.reports.report import report as report_module

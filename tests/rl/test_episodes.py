@@ -15,6 +15,7 @@ import pytest
 
 from fairtrial import ConfigurationError, EvalSuite, Metric, Score, exact_match, rl
 from fairtrial.cli.app import invoke
+from fairtrial.cli.episode import episode
 from fairtrial.integrations.model_server import FaultRule, ModelServer, NotAuthorised
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, prompt_task
 from fairtrial.rl.episode import TrainingConversations
@@ -39,11 +40,11 @@ def all_closed() -> Iterator[None]:
 def test_an_episode_calls_the_model_of_the_trainer_and_returns_the_reward(tmp_path: Path) -> None:
     rl.write_prompts(word_suites.suite, tmp_path / "train.jsonl", "areal")
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
-    episode = pickle.loads(pickle.dumps(rl.episode(word_suites.suite, model="step-3")))
+    played = pickle.loads(pickle.dumps(rl.episode(word_suites.suite, model="step-3")))
     with ModelServer() as server:
         url = f"{server.base_url}/v1"
         rewards = {
-            row["sample_id"]: asyncio.run(episode.run(row, base_url=url, api_key="k", http_client=None)) for row in rows
+            row["sample_id"]: asyncio.run(played.run(row, base_url=url, api_key="k", http_client=None)) for row in rows
         }
         assert {request.model for request in server.requests()} == {"step-3"}
         assert server.requests()[0].system == "Obey."
@@ -84,13 +85,13 @@ class TestCommand:
     def test_it_prints_the_reward(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         with ModelServer() as server:
             url = f"{server.base_url}/v1"
-            assert invoke(["episode", SUITE, "--sample", "pear", "--base-url", url, "--json"]) == 0
+            assert invoke([SUITE, "--sample", "pear", "--base-url", url, "--json"], episode) == 0
             assert json.loads(capsys.readouterr().out) == {
                 "format": "fairtrial.episode/1", "sample_id": "pear", "reward": 1.0,
                 "metrics": {"correct": 1.0, "brief": 1.0, "length": 8.0}, "status": "terminated", "error": None,
             }  # fmt: skip
             monkeypatch.setenv("OPENAI_BASE_URL", url)
-            assert invoke(["episode", SUITE, "--sample", "apple"]) == 0
+            assert invoke([SUITE, "--sample", "apple"], episode) == 0
         assert capsys.readouterr().out == "apple  reward 0.75  terminated  correct 1  brief 0  length 9\n"
 
     def test_rewards_go_to_agent_lightning_and_errors_do_not(
@@ -100,11 +101,11 @@ class TestCommand:
         with ModelServer(faults=faults) as server, ModelServer() as events:
             monkeypatch.setenv("AGL_OPENAI_BASE_URL", f"{server.base_url}/v1")
             monkeypatch.setenv("AGL_EVENT_URL", f"{events.base_url}/_reset")
-            assert invoke(["episode", SUITE, "--sample", "pear"]) == 0
+            assert invoke([SUITE, "--sample", "pear"], episode) == 0
             monkeypatch.setenv("AGL_EVENT_URL", f"{events.base_url}/none")
-            assert invoke(["episode", SUITE, "--sample", "pear"]) == 2
+            assert invoke([SUITE, "--sample", "pear"], episode) == 2
             assert "could not be sent to" in capsys.readouterr().err
-            assert invoke(["episode", SUITE, "--sample", "apple"]) == 4
+            assert invoke([SUITE, "--sample", "apple"], episode) == 4
         said = capsys.readouterr()
         assert said.out.startswith("apple  not scored (failed): ")
         assert "could not be sent" not in said.err
@@ -112,9 +113,9 @@ class TestCommand:
     def test_mistakes_are_explained(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("AGL_OPENAI_BASE_URL", "OPENAI_BASE_URL"):
             monkeypatch.delenv(name, raising=False)
-        assert invoke(["episode", SUITE, "--sample", "pear"]) == 2
+        assert invoke([SUITE, "--sample", "pear"], episode) == 2
         assert "pass --base-url" in capsys.readouterr().err
-        assert invoke(["episode", SUITE, "--sample", "pair", "--base-url", "http://127.0.0.1:1/v1"]) == 2
+        assert invoke([SUITE, "--sample", "pair", "--base-url", "http://127.0.0.1:1/v1"], episode) == 2
         assert "did you mean 'pear'?" in capsys.readouterr().err
 
 

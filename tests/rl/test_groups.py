@@ -19,9 +19,10 @@ from fairtrial import ChatMessage, ConfigurationError, Dataset, EvalReport, Eval
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.rl import Group, advantages, best_at_k, curve, diagnose, groups, hacking
 from fairtrial.rl.advantages import AdvantageKind, Convention
-from fairtrial.rl.diagnose import HackingCheck, change
+from fairtrial.rl.diagnose import HackingCheck
 from fairtrial.scoring import Metric, Score, exact_match
 from fairtrial.stats import pass_at_k
+from fairtrial.stats.paired import paired_difference
 from fairtrial.suites.worker import run_worker
 from fairtrial.trials import EvalConfig, EvalResult, Experiment, TrialKey
 from tests.rl.build import guess, questions, suite_of
@@ -462,9 +463,10 @@ class TestHacking:
             rng = np.random.default_rng(seed)
             ability = rng.random(30)
             before, after = ((rng.random((repeats, 30)) < ability).astype(float).T.tolist() for _ in range(2))
-            truth = change(before, after, seed=seed)
+            truth = paired_difference(after, before, bounds=None, seed=seed)
             if truth.interval is not None and truth.interval.high < 0:
-                rise = change([[0.1 * value] for value in ability], [[0.1 * value + 0.5] for value in ability])
+                low, high = [[0.1 * value] for value in ability], [[0.1 * value + 0.5] for value in ability]
+                rise = paired_difference(high, low, bounds=None)
                 alarms += HackingCheck("reward", "judge", rise, truth).alarm
         print(f"{alarms} false alarms in 1000")
         assert alarms <= 50

@@ -93,7 +93,7 @@ def test_the_first_twenty_equal_programming_errors_stop_the_run(
     )
     assert f"(test_same_errors.py:{_line(fn)} in {fn.__name__})" in report.run.noted.stopped
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "run it again with --resume errors (resume='errors'); --max-same-errors 0" in said
+    assert "run it again with --resume errors (resume='errors'); max_same_errors=0" in said
     code, reason = exit_status(report, fail_under=None, max_error_share=1.0)
     assert int(code) == 4
     assert "the run was stopped because" in reason

@@ -197,36 +197,6 @@ def interval_of(found: object) -> stats.Interval:
     return found
 
 
-def chance_to_clear(rate: float, bound: float, n: int, level: float) -> float:
-    """By enumeration: how often Wilson's interval lies on the true rate's side of the bound."""
-    chance = 0.0
-    for passes in range(n + 1):
-        found = interval_of(stats.wilson(passes, n, level=level))
-        clear = found.low >= bound if rate > bound else found.high < bound
-        chance += float(scipy_stats.binom.pmf(passes, n, rate)) if clear else 0.0
-    return chance
-
-
-@pytest.mark.parametrize(
-    ("rate", "bound", "level"),
-    [
-        (0.95, 0.9, 0.95),
-        (0.8, 0.95, 0.95),
-        (0.5, 0.6, 0.95),
-        (0.7, 0.9, 0.95),
-        (0.99, 0.95, 0.95),
-        (0.7, 0.85, 0.995),
-        (0.95, 0.8, 0.995),
-    ],
-)
-def test_a_rate_clears_its_bound_four_times_in_five_at_the_number_that_is_named(
-    rate: float, bound: float, level: float
-) -> None:
-    n = stats.samples_to_clear(200, 200.0, rate, bound, level=level)
-    assert isinstance(n, int)
-    assert 0.74 <= chance_to_clear(rate, bound, n, level) <= 0.86
-
-
 @pytest.mark.parametrize(("won", "lost"), [(0.05, 0.01), (0.25, 0.05), (0.3, 0.1), (0.5, 0.05), (0.35, 0.25)])
 @pytest.mark.parametrize("bound", [0.0, -0.05])
 def test_pairs_clear_their_bound_four_times_in_five_at_the_number_that_is_named(
@@ -276,18 +246,10 @@ def test_many_units_need_what_the_normal_formula_says() -> None:
     assert 0 <= by_t - plain <= 3
 
 
-def test_a_perfect_rate_is_not_taken_to_be_certain() -> None:
-    ten, many = (stats.samples_to_clear(n, float(n), 1.0, 0.8) for n in (10, 10_000))
-    assert isinstance(ten, int)
-    assert isinstance(many, int)
-    assert ten > many >= 16
-
-
 @pytest.mark.parametrize(
     "found",
     [
-        stats.samples_to_clear(0, 0.0, 0.5, 0.8),
-        stats.samples_to_clear(10, 10.0, 0.8, 0.8),
+        stats.samples_to_reach(0.8, 0.8),
         stats.pairs_to_clear(0, 0, 0),
         stats.pairs_to_clear(3, 3, 10),
     ],
@@ -299,7 +261,7 @@ def test_where_no_number_is_enough_the_reason_is_given(found: object) -> None:
 
 def test_a_bound_that_no_rate_can_pass_is_refused() -> None:
     with pytest.raises(ValueError, match="its bound above 0 and below 1"):
-        stats.samples_to_clear(10, 10.0, 0.5, 1.0)
+        stats.samples_to_reach(0.5, 1.0)
 
 
 @pytest.mark.parametrize("df", [1, 2, 30])

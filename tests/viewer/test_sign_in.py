@@ -212,7 +212,7 @@ class TestSessions:
         access = [Access.create(port=1, token=token, reviewers={"ann": "r" * 32}) for token in ("one", "one", "two")]
         found = access[0].sign_in("r" * 32, by_link=True)
         assert found is not None
-        assert [one.has_session(found[1]) for one in access] == [True, True, False]
+        assert [one.visitor(found[1]) is not None for one in access] == [True, True, False]
 
     def test_they_end_after_a_month(self, tmp_path: Path) -> None:
         now = [1e9]

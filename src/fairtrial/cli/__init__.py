@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = ["main"]
 
 
-def main() -> None:
-    """The console script."""
+def main(program: Callable[..., int] | None = None) -> None:
+    """The console script, or a function that is a program of its own."""
     import sys
 
     from fairtrial.cli.app import invoke
@@ -14,4 +16,4 @@ def main() -> None:
 
     make_printable(sys.stdout)
     make_printable(sys.stderr)
-    sys.exit(invoke(sys.argv[1:]))
+    sys.exit(invoke(sys.argv[1:], program))

@@ -88,26 +88,18 @@ def _remedy(cause: BaseException, location: str) -> str:
 class AdHocOptions:
     """Options that define a suite on the command line."""
 
-    prompt: str | None = None
-    dataset: str | None = None
-    models: tuple[str, ...] = ()
-    evaluators: tuple[str, ...] = ()
+    prompt: str
+    dataset: str
+    models: tuple[str, ...]
+    evaluators: tuple[str, ...]
     columns: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.prompt or self.dataset or self.models or self.evaluators or self.columns)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the options as typed on the command line."""
-        words = ["--prompt", self.prompt or "", "--dataset", self.dataset or ""]
-        for model in self.models:
-            words += ["--model", model]
-        for evaluator in self.evaluators:
-            words += ["--evaluator", evaluator]
-        for column in self.columns:
-            words += ["--column", column]
-        return tuple(words)
+        """Return the command that has these options."""
+        named = {"--model": self.models, "--evaluator": self.evaluators, "--column": self.columns}
+        pairs = (word for option, values in named.items() for value in values for word in (option, value))
+        return ("try", self.prompt, "--dataset", self.dataset, *pairs)
 
 
 def suite_of(adhoc_options: AdHocOptions) -> EvalSuite:
@@ -118,21 +110,6 @@ def suite_of(adhoc_options: AdHocOptions) -> EvalSuite:
     from fairtrial.suites import EvalSuite
     from fairtrial.trials.config import Experiment
 
-    missing = [
-        option
-        for option, value in (
-            ("--prompt", adhoc_options.prompt),
-            ("--dataset", adhoc_options.dataset),
-            ("--model", adhoc_options.models),
-            ("--evaluator", adhoc_options.evaluators),
-        )
-        if not value
-    ]
-    if missing or adhoc_options.prompt is None or adhoc_options.dataset is None:
-        raise UserError(
-            f"--prompt, --dataset, --model and --evaluator must be given together (missing: {', '.join(missing)})",
-            "as in: fairtrial run --prompt ask.md --dataset q.jsonl --model openai:gpt-6.1-sol --evaluator exact_match",
-        )
     template = _template(adhoc_options.prompt)
     if not Path(adhoc_options.dataset).is_file():
         raise UserError(

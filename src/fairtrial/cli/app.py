@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any, cast
 
 import typer
@@ -15,11 +16,11 @@ from typer.core import TyperGroup
 from fairtrial.cli.user_errors import ExitCode, report_error
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("init", "plan", "run"),
-    "Look": ("runs", "show", "trials", "failures", "view"),
+    "Start": ("init", "plan", "try", "run"),
+    "Look": ("runs", "show", "trials", "view"),
     "Decide": ("compare", "leaderboard", "gate", "calibrate"),
-    "Keep": ("rescore", "import", "export", "episode", "delete", "store", "config", "doctor"),
-    "Fleet": ("worker", "fleet", "dlq"),
+    "Keep": ("rescore", "import", "export", "store", "doctor"),
+    "Fleet": ("worker", "fleet"),
 }
 
 
@@ -67,7 +68,7 @@ def root(
       fairtrial init demo && cd demo      create a project that runs as it is
       fairtrial run                       run it (after Ctrl-C: resume it)
       fairtrial show support              show the report of its latest run
-      fairtrial failures support          list failed trials and why
+      fairtrial trials support --failed   list failed trials and why
 
     Exit codes: 0 success, 1 a gate or floor was not met, 2 invalid command, file or setting, 3 inconclusive,
     4 too many trials ended in an error, 5 finished without a report, 70 internal error in Fairtrial, 130 interrupted.
@@ -80,36 +81,48 @@ def command_tree(name: str = "") -> TyperGroup:
 
     Reading the options of all commands takes longer than many commands do.
     """
-    app = typer.Typer(
-        name="fairtrial",
-        cls=Grouped,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
+    app = _app(name="fairtrial", cls=Grouped, no_args_is_help=True)
     app.callback()(root)
     names = [command for commands in GROUPS.values() for command in commands]
     for command in [name] if name in names else names:
-        import_module(f"fairtrial.cli.command_{command}").register(app)
+        module = import_module(f"fairtrial.cli.command_{command}")
+        if group := getattr(module, "app", None):
+            app.add_typer(group, name=command)
+        else:
+            app.command(command, cls=getattr(module, "Command", None))(
+                getattr(module, f"{command}_" if iskeyword(command) else command)
+            )
     return cast("TyperGroup", typer.main.get_command(app))
 
 
-def invoke(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; never raises."""
+def _app(**how: Any) -> typer.Typer:
+    context: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=context, **how)
+
+
+def _program(command: Callable[..., int]) -> Any:
+    """Build the application of one function."""
+    app = _app(add_completion=False)
+    app.command()(command)
+    return typer.main.get_command(app)
+
+
+def invoke(arguments: Sequence[str], program: Callable[..., int] | None = None) -> int:
+    """Run one command, or a function that is a program of its own, and return its exit code; never raises."""
     debug = "--debug" in arguments or bool(os.environ.get("FAIRTRIAL_DEBUG"))
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        return _invoke(arguments, debug=debug)
+        if program is not None:
+            return _invoke(_program(program), arguments, f"python -m fairtrial.cli.{program.__name__}", debug=debug)
+        return _invoke(command_tree(arguments[0] if arguments else ""), arguments, "fairtrial", debug=debug)
     finally:
         if (screen := sys.modules.get("fairtrial.cli.screen")) is not None:  # Not loaded: nothing was logged.
             screen.stop_logging()
 
 
-def _invoke(arguments: Sequence[str], *, debug: bool) -> int:
-    command = command_tree(arguments[0] if arguments else "")
+def _invoke(command: Any, arguments: Sequence[str], name: str, *, debug: bool) -> int:
     try:
-        code = command.main(arguments, prog_name="fairtrial", standalone_mode=False, obj=tuple(arguments))
+        code = command.main(arguments, prog_name=name, standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
     except typer.TyperException as error:
         return _usage(error)
@@ -127,10 +140,13 @@ def _invoke(arguments: Sequence[str], *, debug: bool) -> int:
 
 
 # Options that people expect of a command, and the command that does what they mean.
-_MODELS = "fairtrial run --prompt FILE:NAME --dataset FILE --evaluator NAME --model NAME --model NAME"
+_MODELS = "fairtrial try FILE:NAME --dataset FILE --evaluator NAME --model NAME --model NAME"
 _ELSEWHERE = {
-    **{("compare", option): _MODELS for option in ("--prompt", "--models", "--model", "--dataset")},
-    ("run", "--models"): _MODELS,
+    **{
+        (command, option): _MODELS
+        for command in ("compare", "run")
+        for option in ("--prompt", "--models", "--model", "--dataset", "--evaluator")
+    },
     ("export", "--run-id"): "fairtrial export RUN --format csv",
 }
 

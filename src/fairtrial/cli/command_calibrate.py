@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.label_file import ByVerdict, LabelsDrawn
 from fairtrial.cli.user_errors import UserError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("calibrate")(calibrate)
 
 
 def calibrate(
@@ -31,11 +25,9 @@ def calibrate(
             "--metric", metavar="NAME", help="The judge's metric to check: passed, value, or a metric's name."
         ),
     ] = "passed",
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The set of labels to use, if the store has several.")
-    ] = None,
-    by_verdict: ByVerdict = False,
-    drawn: LabelsDrawn = False,
+    name: Annotated[str | None, options.LABEL_NAME] = None,
+    by_verdict: options.ByVerdict = False,
+    drawn: options.LabelsDrawn = False,
     level: Annotated[float, typer.Option("--level", metavar="SHARE", help="Confidence level of intervals.")] = 0.95,
     store: options.Store = None,
     json: options.Json = False,
@@ -53,29 +45,18 @@ def calibrate(
       fairtrial calibrate support:careful --metric helpful --json
     """
     from fairtrial.cli.label_file import read_labels
-    from fairtrial.cli.options import find_run
-    from fairtrial.cli.screen import out, print_json
-    from fairtrial.reports import EvalReport
     from fairtrial.reports.calibrate.calibrate import calibrate as calibrated
-    from fairtrial.reports.run_names import name_of
 
     opened = options.open_existing(store)
-    named = find_run(opened, run)
-    if len(named.experiments) > 1:
-        choices = " or ".join(f"{name_of(named.run)}:{experiment}" for experiment in named.experiments)
-        raise UserError(f"{run} has {len(named.experiments)} experiments", f"choose one: {choices}")
-    part = EvalReport(opened, named.run)[named.experiments[0]]
+    named = options.find_run(opened, run)
+    part = options.one_experiment(opened, named, run)
     file_labels = None if labels is None else read_labels(labels, [part])
     calibration = calibrated(
         part, file_labels, metric=metric, name=name, level=level, by_verdict=by_verdict, drawn=drawn
     )
     if not calibration.labelled:
         raise _no_labels(str(named), labels)
-    if json:
-        print_json(calibration.to_json())
-        return 0
-    out().print(calibration)
-    return 0
+    return options.show(calibration, json=json)
 
 
 def _no_labels(name: str, file: Path | None) -> Exception:

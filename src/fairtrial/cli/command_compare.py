@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
-from fairtrial.cli.options import parse_ranges
+from fairtrial.cli.label_file import correcting_labels
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
     from fairtrial.reports import ExperimentReport
     from fairtrial.reports.run_names import RunName
     from fairtrial.store.protocol import RunStore
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare")(compare)
 
 
 def compare(
@@ -36,21 +30,13 @@ def compare(
             autocompletion=options.complete_run,
         ),
     ],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metric", metavar="NAME", help="passed, value, latency_ms, tokens, cost_usd, or a metric's name."
-        ),
-    ] = None,
+    metric: Annotated[options.Texts, options.METRIC] = None,
     every: Annotated[bool, typer.Option("--all-metrics", help="Compare every metric.")] = False,
     by: Annotated[
         list[str] | None,
         typer.Option("--by", metavar="KEY", help="Also compare each slice of the samples by this metadata key."),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
-    ] = None,
+    cluster: options.Cluster = None,
     alpha: Annotated[
         float | None,
         typer.Option("--alpha", metavar="SHARE", help="Accepted probability of a false alarm (default: 0.05)."),
@@ -71,14 +57,14 @@ def compare(
             help="The smallest difference in a rate that matters to you (default: 0.05).",
         ),
     ] = None,
-    labels: Correcting = None,
-    labels_by_verdict: ByVerdict = False,
-    labels_drawn: LabelsDrawn = False,
-    label_name: LabelName = None,
+    labels: options.LabelFile = None,
+    labels_by_verdict: options.ByVerdict = False,
+    labels_drawn: options.LabelsDrawn = False,
+    label_name: Annotated[str | None, options.LABEL_NAME] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also show tests, trial counts, and the comparison without errors.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random number generator.")] = 0,
+    seed: options.RandomSeed = 0,
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="FORMAT", help="text, or latex: a table for a paper.")
     ] = "text",
@@ -103,9 +89,6 @@ def compare(
       fairtrial compare support --labels labels.csv
       fairtrial compare support --format latex > table.tex
     """
-    from fairtrial.cli.label_file import correcting_labels
-    from fairtrial.cli.options import record_of
-    from fairtrial.cli.screen import out, print_json
     from fairtrial.reports.compare.compare import DEFAULT_METRICS
     from fairtrial.reports.compare.compare import compare as compared
     from fairtrial.reports.compare.methods import latex_text
@@ -127,7 +110,7 @@ def compare(
         alpha=alpha,
         lower_is_better=tuple(lower_is_better or ()),
         higher_is_better=tuple(higher_is_better or ()),
-        bounds=parse_ranges("--bounds", bounds or ()),
+        bounds=options.parse_ranges("--bounds", bounds or ()),
         smallest_difference_that_matters=smallest_difference,
         seed=seed,
         labels=correcting_labels(labels, sides),
@@ -135,42 +118,31 @@ def compare(
         labels_by_verdict=labels_by_verdict,
         labels_drawn=labels_drawn,
     )
-    if json:
-        print_json(record_of(comparison))
-        return 0
     if methods:
         text = latex_text(comparison.methods()) if format == "latex" else comparison.methods()
         sys.stdout.write(f"{textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)}\n")
     elif format == "latex":
         sys.stdout.write(comparison.to_latex())
     else:
-        out().print(comparison.in_detail() if verbose else comparison)
+        return options.show(comparison.in_detail() if verbose and not json else comparison, json=json)
     return 0
 
 
 def sides_of(store: RunStore, names: Sequence[str]) -> list[ExperimentReport]:
     """Resolve names to experiments; a run with several experiments is allowed only if it is the only name."""
-    from fairtrial.cli.options import find_run
     from fairtrial.reports import EvalReport
-    from fairtrial.reports.run_names import name_of
 
-    named_runs = [find_run(store, name) for name in names]
+    named_runs = [options.find_run(store, name) for name in names]
     if len(named_runs) == 1:
         if len(named_runs[0].experiments) < 2:
             raise UserError(f"a comparison needs two experiments (got {names[0]})", _example(store, named_runs[0]))
         report = EvalReport(store, named_runs[0].run)
         return [report[name] for name in named_runs[0].experiments]
-    for text, named in zip(names, named_runs, strict=True):
-        if len(named.experiments) > 1:
-            choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
-            raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
-    return [EvalReport(store, named.run)[named.experiments[0]] for named in named_runs]
+    return [options.one_experiment(store, named, text) for text, named in zip(names, named_runs, strict=True)]
 
 
 def _example(store: RunStore, named: RunName) -> str:
-    from fairtrial.cli.options import other_experiment
-
-    other = other_experiment(store, named.run, named.experiments[0])
+    other = options.other_experiment(store, named.run, named.experiments[0])
     if other is None:
         return f"there is no other run of suite {named.run.suite!r} yet: run it again after a change"
     pair = [other, shlex.quote(str(named))]

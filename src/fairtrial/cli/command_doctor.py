@@ -15,12 +15,12 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,7 +29,7 @@ from fairtrial.base.backoff import PATIENCE_VARIABLE, patience_seconds
 from fairtrial.base.foreign import limit_factor
 from fairtrial.base.plugins import plugins
 from fairtrial.cli import options
-from fairtrial.cli.settings import KNOWN, Settings, load_settings
+from fairtrial.cli.settings import KNOWN, Settings, load_settings, variable_of
 from fairtrial.cli.user_errors import ExitCode, explain
 from fairtrial.errors import FairtrialError, MailboxAccessError
 from fairtrial.mailbox.body import KEY_VARIABLE
@@ -169,7 +169,7 @@ def _redis_library() -> Iterator[Check]:
 
 
 def _settings(settings: Settings) -> Check:
-    variables = {f"FAIRTRIAL_{name.upper().replace('-', '_')}" for name in KNOWN} | set(_OTHER_VARIABLES)
+    variables = {*map(variable_of, KNOWN)} | set(_OTHER_VARIABLES)
     unknown = [name for name, value in os.environ.items() if name.startswith("FAIRTRIAL_") and value]
     if unknown := sorted(set(unknown) - variables):
         near = difflib.get_close_matches(unknown[0], variables, 1)
@@ -457,25 +457,33 @@ async def _message_passes(mailbox: Any, remedy: str) -> Check:
     return Check("queue rights", "ok", "a message was sent, received and acknowledged")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor")(doctor)
-
-
-def doctor(store: options.Store = None, mailbox: options.MailboxUrl = None, json: options.Json = False) -> int:
+def doctor(
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Only print the settings in effect and where each comes from.")
+    ] = False,
+    store: options.Store = None,
+    mailbox: options.MailboxUrl = None,
+    json: options.Json = False,
+) -> int:
     """Check installation, settings, store and queue.
 
     Nothing is changed: a store that does not exist is not created. Keys and passwords are never printed. The queue is
     checked if one is configured, by sending a message through a separate test queue. Exits with 1 if a check failed.
 
+    Settings come from [tool.fairtrial] in pyproject.toml or from environment variables such as FAIRTRIAL_STORE.
+    Options on the command line override the environment, and the environment overrides the file.
+
     \b
     Examples:
       fairtrial doctor
+      fairtrial doctor --settings
       fairtrial doctor --store postgresql://db/evals --mailbox redis://queue:6379
       fairtrial doctor --json
     """
     from fairtrial.cli.screen import out, print_json
 
+    if settings:
+        return _print_settings(load_settings(), json=json)
     checks = run_checks(store, mailbox)
     failed = any(check.status == "failed" for check in checks)
     if json:
@@ -487,6 +495,37 @@ def doctor(store: options.Store = None, mailbox: options.MailboxUrl = None, json
     else:
         _show(checks, out())
     return int(ExitCode.FAILED if failed else ExitCode.OK)
+
+
+def _print_settings(settings: Settings, *, json: bool) -> int:
+    from fairtrial.base.codec import to_json
+    from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
+
+    redact = current().text
+    if json:
+        facts = [
+            {
+                "name": setting.name,
+                "value": redact(setting.value) if isinstance(setting.value, str) else to_json(setting.value),
+                "origin": setting.origin,
+                "about": setting.about,
+            }
+            for setting in settings.found.values()
+        ]
+        print_json({"format": "fairtrial.config/1", "settings": facts})
+        return 0
+    console = out()
+    wide = console.width >= 120
+    columns = ("setting", "value", "origin", "what it is") if wide else ("setting", "value", "origin")
+    table = make_table(*columns, prose=("value", "what it is"))
+    for setting in settings.found.values():
+        value = setting.value
+        listed = isinstance(value, tuple | Mapping)  # For prices: the names of the models.
+        shown = "-" if value is None or (listed and not value) else ", ".join(value) if listed else str(value)
+        cells = (setting.name, redact(shown), setting.origin, setting.about)
+        add_row(table, *cells[: len(columns)])
+    print_table(console, table)
+    return 0
 
 
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}

@@ -143,11 +143,6 @@ _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
 _ALIASES = {"md": "markdown", "xml": "junit", "db": "run", "zip": "site"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("export")(export)
-
-
 def export(
     run: options.Run,
     format: Annotated[
@@ -183,7 +178,9 @@ def export(
         ),
     ] = None,
     trace_content: options.TraceContent = False,
-    trace_profile: options.TraceProfile = None,
+    trace_profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Add attributes for langsmith or langfuse to traces.")
+    ] = None,
     max_rows: Annotated[
         int | None,
         typer.Option("--max-rows", metavar="N", min=1, help="With langsmith: trials in one request (default: 1000)."),
@@ -212,13 +209,12 @@ def export(
       fairtrial export support --format langsmith --to env
       fairtrial export support -o support.eval            then: inspect view
     """
-    from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import note, print_json
     from fairtrial.reports import EvalReport
     from fairtrial.reports.run_names import name_of
 
     opened = options.open_existing(store)
-    named = find_run(opened, run)
+    named = options.find_run(opened, run)
     if named.experiment is not None:
         raise UserError(
             f"{run} is one experiment, but only whole runs can be exported",

@@ -1,130 +1,45 @@
-"""The command fleet: queues and workers."""
+"""`fairtrial fleet`: queues, workers and dead letters."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from fairtrial.cli import options
+from fairtrial.cli import dlq, options
+from fairtrial.cli.queues import check_suite, is_file, suite_names, with_mailboxes
 from fairtrial.cli.user_errors import UserError
-from fairtrial.errors import MailboxAccessError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def suite_names(names: Sequence[str], store: str | None) -> list[str]:
-    """Return the names of the suites given by name or file; by default the configured and stored ones."""
-    from fairtrial.cli.adhoc import load
-
-    if names:
-        return [load(name).name if is_file(name) else name for name in names]
-    distinct = _known_suites(store)
-    if not distinct:
-        raise UserError("no suite is given, and none is configured or stored here", "as in: fairtrial fleet support")
-    return distinct
-
-
-def _known_suites(store: str | None) -> list[str]:
-    """Return the names of the configured and stored suites."""
-    from fairtrial.cli.adhoc import load
-
-    settings, _ = options.settings_with(store)
-    suites = [load(where).name for where in settings["suites"]]
-    try:
-        suites += [run.suite for run in options.open_existing(store).runs(limit=200)]
-    except UserError:
-        pass  # No store here: a machine with only workers has none.
-    return list(dict.fromkeys(suites))
-
-
-def check_suite(url: str, name: str, store: str | None) -> None:
-    """Raise if nothing is known of a suite: it has no queue, and it is neither configured nor stored."""
-    import asyncio
-    import difflib
-
-    from fairtrial.reports.render.safe_text import plain
-
-    async def look() -> bool:
-        async with _broker(url) as broker:
-            return bool(await (await broker.requests(name)).exists())
-
-    async def queues() -> list[str]:
-        async with _broker(url) as broker:
-            try:
-                found: list[str] = await broker.suites()
-            except MailboxAccessError:  # Users with the rights of workers may not search for queues.
-                return []
-            return found
-
-    if asyncio.run(look()):
-        return
-    known = _known_suites(store)
-    if name in known:
-        return
-    known = list(dict.fromkeys([*known, *asyncio.run(queues())]))
-    near = difflib.get_close_matches(name, known, 3, 0.5)
-    if near:
-        hint = f"did you mean {' or '.join(map(plain, near))}?"
-    elif known:
-        hint = f"the known suites are {', '.join(map(plain, known[:5]))}"
-    else:
-        hint = "this server has no queues; check the address"
-    raise UserError(f"there is no queue of a suite {plain(name)!r}, and no run of it is stored here", hint)
-
-
-def is_file(name: str) -> bool:
-    """True if a suite is given by its file and not by its name."""
-    return name.partition(":")[0].endswith(".py") or ":" in name
-
-
-def with_mailboxes[T](url: str, names: Sequence[str], look: Callable[[str, Any], Awaitable[T]]) -> list[T]:
-    """Call `look` with the request mailbox of each suite and return the results."""
-    import asyncio
-
-    async def ask() -> list[T]:
-        async with _broker(url) as broker:
-            return [await look(name, await broker.requests(name)) for name in names]
-
-    return asyncio.run(ask())
-
-
-def existing_mailboxes(url: str, names: Sequence[str]) -> set[str]:
-    """Return which of these mailboxes exist on the server."""
-    import asyncio
-
-    async def ask() -> set[str]:
-        async with _broker(url) as broker:
-            return {name for name in names if await broker.has_mailbox(name)}
-
-    return asyncio.run(ask()) if names else set()
-
-
-@asynccontextmanager
-async def _broker(url: str) -> AsyncIterator[Any]:
-    from fairtrial.fleet.queues import connect_broker
-
-    broker = connect_broker(url)
-    try:
-        yield broker
-    finally:
-        await broker.close()
-
-
 _WATCH_SECONDS = 2.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("fleet")(fleet)
+class _Fleet(TyperGroup):
+    """A group whose default command is `status`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name the command if the first word is none."""
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["status", *args])
 
 
-def fleet(
+app = typer.Typer(
+    cls=_Fleet,
+    rich_markup_mode=None,
+    help="Show the queues, workers and dead letters of a fleet.",
+    epilog="Without a command: status. Examples: fairtrial fleet support --watch; fairtrial fleet dlq list support",
+)
+app.add_typer(dlq.app, name="dlq")
+
+
+@app.command("status")
+def status(
     suites: Annotated[
         list[str] | None,
         typer.Argument(metavar="[SUITE]...", help="Names or files of suites (default: all known suites)."),
@@ -139,7 +54,7 @@ def fleet(
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Show the queues, workers and dead letters of a fleet.
+    """Show the queues and workers of a fleet.
 
     For each suite: requests waiting and in flight, the age of the oldest one, the live workers, and the dead letters.
 

@@ -16,13 +16,11 @@ import typer
 
 from fairtrial.base.backoff import longest_pause
 from fairtrial.cli import options
-from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
-from fairtrial.cli.options import parse_pairs, parse_ranges
+from fairtrial.cli.label_file import correcting_labels
 from fairtrial.cli.screen import err
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
-    from fairtrial.reports import ExperimentReport
     from fairtrial.reports.figures.rules import GateRules
 
 
@@ -74,11 +72,6 @@ def post_decision(url: str, text: str, record: dict[str, Any]) -> bool:
     return False
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("gate")(gate)
-
-
 def gate(
     run: options.Run,
     baseline: Annotated[
@@ -89,13 +82,14 @@ def gate(
         float | None,
         typer.Option("--margin", metavar="SHARE", help="How far the pass rate may be below the baseline's."),
     ] = None,
-    min_pass_rate: Annotated[
-        float | None,
-        typer.Option("--min-pass-rate", metavar="RATE", help="Minimum pass rate (errors count as failures)."),
-    ] = None,
     floor: Annotated[
         list[str] | None,
-        typer.Option("--floor", metavar="METRIC=N", help="Minimum mean of a metric, or quantile (median:words=20)."),
+        typer.Option(
+            "--floor",
+            metavar="METRIC=N",
+            help="Minimum pass rate (passed=0.8; errors count as failures), mean of a metric, or quantile "
+            "(median:words=20).",
+        ),
     ] = None,
     ceiling: Annotated[
         list[str] | None,
@@ -107,10 +101,10 @@ def gate(
     rules: Annotated[
         Path | None, typer.Option("--rules", metavar="FILE", help="TOML file with a [gate] table.")
     ] = None,
-    labels: Correcting = None,
-    labels_by_verdict: ByVerdict = False,
-    labels_drawn: LabelsDrawn = False,
-    label_name: LabelName = None,
+    labels: options.LabelFile = None,
+    labels_by_verdict: options.ByVerdict = False,
+    labels_drawn: options.LabelsDrawn = False,
+    label_name: Annotated[str | None, options.LABEL_NAME] = None,
     notify: Annotated[
         str | None,
         typer.Option("--notify", metavar="URL", help="Post the decision to this webhook (Slack or any other)."),
@@ -132,34 +126,24 @@ def gate(
       fairtrial gate support:careful --baseline support:baseline --margin 0.02
       fairtrial gate support@latest --rules gate.toml --baseline support@3
     """
-    from fairtrial.cli.label_file import correcting_labels
-    from fairtrial.cli.options import find_baseline, find_run, other_experiment, record_of
-    from fairtrial.cli.screen import out, print_json
-    from fairtrial.reports import EvalReport
     from fairtrial.reports.gate.gate import gate as decide
     from fairtrial.reports.gate.gate import planned_rules
-    from fairtrial.reports.run_names import name_of
 
     if notify is not None:
         check_address(notify)
     opened = options.open_existing(store)
-    sides: list[ExperimentReport] = []
-    for text in (run, baseline):
-        if text is None:
-            continue
-        named = find_run(opened, text) if text is run else find_baseline(opened, text, sides[0].source.run)
-        if len(named.experiments) > 1:
-            choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
-            raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
-        sides.append(EvalReport(opened, named.run)[named.experiments[0]])
-    chosen = _rules(rules, margin, min_pass_rate, floor, ceiling, bounds, planned_rules(sides[0].source))
+    sides = [options.one_experiment(opened, options.find_run(opened, run), run)]
+    if baseline is not None:
+        named = options.find_baseline(opened, baseline, sides[0].source.run)
+        sides.append(options.one_experiment(opened, named, baseline))
+    chosen = _rules(rules, margin, floor, ceiling, bounds, planned_rules(sides[0].source))
     if chosen.empty:
         raise UserError(
             "the gate has no rules",
-            "give --min-pass-rate, or --margin with --baseline, or rules in [tool.fairtrial.gate]",
+            "give --floor passed=RATE, or --margin with --baseline, or rules in [tool.fairtrial.gate]",
         )
     if chosen.compares and baseline is None:
-        other = other_experiment(opened, sides[0].source.run, sides[0].name)
+        other = options.other_experiment(opened, sides[0].source.run, sides[0].name)
         hint = (
             f"name one: --baseline {other}" if other else "there is no other run of this suite yet: run it again first"
         )
@@ -174,25 +158,23 @@ def gate(
         labels_drawn=labels_drawn,
     )
     _summarize(decided)
-    if json:
-        print_json(record_of(decided))
-    else:
-        out().print(decided)
+    options.show(decided, json=json)
     if notify is not None:
-        post_decision(notify, f"fairtrial gate: {run} {_describe(decided)}", {"run": run, "gate": record_of(decided)})
+        record = {"run": run, "gate": options.record_of(decided)}
+        post_decision(notify, f"fairtrial gate: {run} {_describe(decided)}", record)
     return decided.exit_code
 
 
 def _rules(
     file: Path | None,
     margin: float | None,
-    min_pass_rate: float | None,
     floors: list[str] | None,
     ceilings: list[str] | None,
     bounds: list[str] | None,
     planned: GateRules,
 ) -> GateRules:
     from fairtrial.cli.settings import load_settings
+    from fairtrial.reports.figures.metrics import PASSED
     from fairtrial.reports.figures.rules import GateRules
 
     settings = load_settings()
@@ -205,19 +187,19 @@ def _rules(
     changes: dict[str, Any] = {}
     if margin is not None:
         changes["margin"] = margin
-    if min_pass_rate is not None:
-        changes["min_pass_rate"] = min_pass_rate
     if floors:
         changes["floors"] = {**rules.floors, **_numbers("--floor", floors)}
+        if PASSED in changes["floors"]:
+            changes["min_pass_rate"] = changes["floors"].pop(PASSED)
     if ceilings:
         changes["ceilings"] = {**rules.ceilings, **_numbers("--ceiling", ceilings)}
     if bounds:
-        changes["bounds"] = {**rules.bounds, **parse_ranges("--bounds", bounds)}
+        changes["bounds"] = {**rules.bounds, **options.parse_ranges("--bounds", bounds)}
     return replace(rules, **changes)
 
 
 def _numbers(option: str, pairs: list[str]) -> dict[str, float]:
-    numbers = dict(parse_pairs(option, pairs))
+    numbers = dict(options.parse_pairs(option, pairs))
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{option} must be METRIC=NUMBER (got {name}={value})", f"as in: {option} value=0.7")

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from fairtrial.store.protocol import RunStore
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("import")(import_runs)
-
-
-def import_runs(
+def import_(
     sources: Annotated[list[Path], typer.Argument(metavar="SOURCE", help="Folders or files saved by the other tool.")],
     format: Annotated[
         str,
@@ -244,7 +239,7 @@ def _remarks(imported: Import, stored: Stored) -> list[str]:
             if stored_run.state == "changed":
                 remarks.append(
                     f"{name}: {run.source_id} has changed since it was imported; to import it again: "
-                    f"fairtrial delete {name}"
+                    f"fairtrial store delete {name}"
                 )
     return remarks
 

@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.options import parse_pairs, parse_ranges
 from fairtrial.cli.user_errors import UserError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("leaderboard")(leaderboard)
 
 
 def leaderboard(
@@ -26,12 +20,7 @@ def leaderboard(
             autocompletion=options.complete_run,
         ),
     ],
-    metric: Annotated[
-        str,
-        typer.Option(
-            "--metric", metavar="NAME", help="passed, value, latency_ms, tokens, cost_usd, or a metric's name."
-        ),
-    ] = "passed",
+    metric: Annotated[str, options.METRIC] = "passed",
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="SYSTEM", help="Also show differences from this system.")
     ] = None,
@@ -39,10 +28,7 @@ def leaderboard(
         list[str] | None,
         typer.Option("--weight", metavar="DATASET=W", help="Weight of a dataset, if there are several."),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
-    ] = None,
+    cluster: options.Cluster = None,
     alpha: Annotated[
         float,
         typer.Option("--alpha", metavar="SHARE", help="Accepted probability that an interval misses the true value."),
@@ -60,7 +46,7 @@ def leaderboard(
             "--smallest-difference", metavar="SHARE", help="The smallest difference in a rate that matters to you."
         ),
     ] = 0.05,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random number generator.")] = 0,
+    seed: options.RandomSeed = 0,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -76,15 +62,13 @@ def leaderboard(
       fairtrial leaderboard support@3 support@4 --baseline "careful #3"
       fairtrial leaderboard support --metric cost_usd --json
     """
-    from fairtrial.cli.options import find_run, record_of
-    from fairtrial.cli.screen import out, print_json
     from fairtrial.reports import EvalReport
     from fairtrial.reports.leaderboard.leaderboard import leaderboard as ranked
 
     if lower_is_better and higher_is_better:
         raise UserError("--lower-is-better and --higher-is-better cannot both be given", "remove one of them")
     opened = options.open_existing(store)
-    named = [find_run(opened, name) for name in runs]
+    named = [options.find_run(opened, name) for name in runs]
     board = ranked(
         *(EvalReport(opened, named_run.run)[name] for named_run in named for name in named_run.experiments),
         metric=metric,
@@ -94,20 +78,16 @@ def leaderboard(
         alpha=alpha,
         lower_is_better=(metric,) if lower_is_better else (),
         higher_is_better=(metric,) if higher_is_better else (),
-        bounds=parse_ranges("--bounds", bounds or ()),
+        bounds=options.parse_ranges("--bounds", bounds or ()),
         smallest_difference_that_matters=smallest_difference,
         seed=seed,
     )
-    if json:
-        print_json(record_of(board))
-        return 0
-    out().print(board)
-    return 0
+    return options.show(board, json=json)
 
 
 def _weights(pairs: Sequence[str]) -> dict[str, float]:
     weights = {}
-    for dataset, value in parse_pairs("--weight", pairs):
+    for dataset, value in options.parse_pairs("--weight", pairs):
         if not isinstance(value, int | float):
             raise UserError(f"a weight must be a number (got {value!r})", f"as in: --weight {dataset}=2")
         weights[dataset] = float(value)

@@ -21,11 +21,6 @@ RUNS_READ = 5
 """The newest runs of a suite that a plan is made from."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("plan")(plan)
-
-
 def plan(
     history: Annotated[
         str | None,
@@ -62,10 +57,7 @@ def plan(
     sample_cost: Annotated[
         float, typer.Option("--sample-cost", metavar="USD", min=0, help="Cost of writing one new sample.")
     ] = 0.0,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
-    ] = None,
+    cluster: options.Cluster = None,
     write: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Write an analysis plan for `fairtrial run --plan` (TOML)."),
@@ -99,8 +91,7 @@ def plan(
       fairtrial plan --difference 0.02 --power 0.9
       fairtrial plan support --difference 0.05 --margin 0.02 --write plan.toml
     """
-    from fairtrial.cli.options import record_of
-    from fairtrial.cli.screen import out, print_json
+    from fairtrial.cli.screen import out
     from fairtrial.reports.plan.plan import REPEATS
     from fairtrial.reports.plan.plan import plan as planned
 
@@ -120,11 +111,8 @@ def plan(
         sample_cost_usd=sample_cost,
     )
     made = None if write is None else _write(write, result, margin, secondary or (), by or (), cluster)
-    if json:
-        print_json(record_of(result))
-        return 0
-    out().print(result)
-    if made is not None:
+    options.show(result, json=json)
+    if made is not None and not json:
         out().print(f"\nwrote {write} (plan {made.digest[:8]}): fairtrial run --plan {write}", soft_wrap=True)
     return 0
 
@@ -171,13 +159,12 @@ def _write(
 
 def _reports(name: str, store: str | None) -> list[EvalReport | ExperimentReport]:
     """Return the reports to plan from, newest first: the last runs of a suite, or one named run."""
-    from fairtrial.cli.options import find_run
     from fairtrial.reports import EvalReport
     from fairtrial.reports.run_names import UnknownNameError
 
     opened = options.open_existing(store)
     try:
-        named = find_run(opened, name)
+        named = options.find_run(opened, name)
     except UnknownNameError as error:
         raise UserError(error.what, f"{error.remedy}; without a name, the worst case is assumed") from None
     suite = name.partition(":")[0] == named.run.suite

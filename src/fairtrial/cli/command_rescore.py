@@ -10,21 +10,14 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import ExitCode, UserError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("rescore")(rescore)
-
-
 def rescore(
     run: options.Run,
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="Suite with the evaluator to use: file.py[:name].")],
     max_cost: options.MaxCost = None,
-    strict_cost: options.StrictCost = False,
     resume: Annotated[
         str, typer.Option("--resume", metavar="auto|never", help="never: start a new run even if one is unfinished.")
     ] = "auto",
     store: options.Store = None,
-    log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
     """Score the stored outputs of a run again; no task is called.
@@ -40,19 +33,18 @@ def rescore(
     """
     from fairtrial.base.formatting import count
     from fairtrial.cli.adhoc import load
-    from fairtrial.cli.options import find_run, show_report
     from fairtrial.cli.running import Selection, selected
     from fairtrial.cli.screen import note
     from fairtrial.errors import RunMismatchError
     from fairtrial.reports.run_names import RunName, name_of
     from fairtrial.store.notes import write_notes
 
-    options.start_logging(log_format)
+    options.start_logging()
     opened = options.open_existing(store)
-    named = find_run(opened, run)
+    named = options.find_run(opened, run)
     settings, _ = options.settings_with(store)
     with settings.prices():
-        loaded = selected(load(suite), Selection(max_cost=max_cost, strict_cost=strict_cost))
+        loaded = selected(load(suite), Selection(max_cost=max_cost, strict_cost=settings["strict-cost"]))
         try:
             report = loaded.rescore_sync(named.run.run_id, store=opened, resume=resume)
         except RunMismatchError as error:
@@ -67,7 +59,7 @@ def rescore(
     redacted = made.noted.redacted
     if redacted:
         note(f"{count(redacted, 'trial')} not scored: secrets were redacted in the stored output or transcript")
-    show_report(opened, RunName(made), json=json, next_commands=False)
+    options.show_report(opened, RunName(made), json=json, next_commands=False)
     if made.status in ("unscored", "incomplete"):
         note("some outputs could not be scored; the same command scores them again")
         return int(ExitCode.ERRORED)

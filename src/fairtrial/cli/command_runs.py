@@ -13,11 +13,6 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("runs")(runs)
-
-
 def runs(
     suite: Annotated[str | None, typer.Argument(metavar="[SUITE]", help="Only runs of this suite.")] = None,
     status: Annotated[

@@ -166,11 +166,6 @@ def _wrapped(text: str, room: int) -> list[str]:
     ) or [text]  # fmt: skip
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("show")(show)
-
-
 def show(
     run: options.Run,
     sample: Annotated[

@@ -1,67 +1,86 @@
-"""`fairtrial trials`: list trials with input and output."""
+"""`fairtrial trials`: list trials with input and output, or those that did not pass with reasons."""
 
 from __future__ import annotations
 
+import difflib
 import os
-from typing import Annotated, Any
+import shlex
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
 
+if TYPE_CHECKING:
+    from fairtrial.reports.run_names import RunName
+    from fairtrial.store.protocol import RunStore
+    from fairtrial.trials.result import EvalResult
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("trials")(trials)
+_KINDS = ("task_error", "timeout", "scorer_error", "dead_letter", "failed")
 
 
 def trials(
     run: options.Run,
-    failed: Annotated[bool, typer.Option("--failed", help="Only trials that were scored and did not pass.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="List the trials that did not pass, with reasons.")] = False,
     errors: Annotated[bool, typer.Option("--errors", help="Only trials that ended in an error.")] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Only failed, task_error, scorer_error, timeout or dead_letter."),
+    ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(
-            "--where", metavar="KEY=VALUE", help="Only trials with this metadata or column value (repeatable)."
-        ),
+        typer.Option(metavar="KEY=VALUE", help="Only trials with this metadata or column value (repeatable)."),
     ] = None,
-    columns: Annotated[
-        str | None, typer.Option("--columns", metavar="NAMES", help="Columns to show, separated by commas.")
+    columns: Annotated[str | None, typer.Option(metavar="NAMES", help="Columns to show, separated by commas.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of trials to list (default: 100; 50 with reasons)."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Number of trials to list.")] = 100,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
     """List trials, with input and output side by side.
 
+    --failed lists the trials that did not pass, whether they were scored or ended in an error, and why; with --where or
+    --columns, as a table with input and output.
+
     \b
     Examples:
-      fairtrial trials support --failed
+      fairtrial trials support
+      fairtrial trials support --failed                  what failed, and why
+      fairtrial trials support:terse --failed --kind timeout
       fairtrial trials support:terse --where kind=refund
       fairtrial trials support --columns sample_id,output,value,latency_ms
     """
-    from fairtrial.cli.options import find_run, parse_pairs
+    opened = options.open_existing(store)
+    named = options.find_run(opened, run)
+    kinds = _kinds(kind) if kind else _KINDS if failed else ()
+    if failed and not where and not columns:
+        chosen = tuple(one for one in kinds if one != "failed") if errors else kinds
+        return _list_failed(opened, named, chosen, limit or 50, json=json)
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.cli.user_errors import UserError
     from fairtrial.errors import ConfigurationError
     from fairtrial.reports.render.terminal import RichDocument
     from fairtrial.reports.report.results import TrialTable, overview
     from fairtrial.reports.report.trials import trials_document
 
-    opened = options.open_existing(store)
-    named = find_run(opened, run)
     table = TrialTable(opened, named.run, experiment=named.experiment)
-    table = table.failed() if failed else table
     table = table.errors() if errors else table
-    texts = dict(parse_pairs("--where", where or (), as_text=True))
+    if kinds == ("failed",):
+        table = table.failed()
+    elif kinds:
+        table = table.where(lambda row: row["outcome"] in kinds or ("failed" in kinds and row["passed"] is False))
+    texts = dict(options.parse_pairs("--where", where or (), as_text=True))
     try:
-        for key, value in parse_pairs("--where", where or ()):
+        for key, value in options.parse_pairs("--where", where or ()):
             table = table.where({key: _either(value, texts[key])})
         table = table.select(*(columns.split(",") if columns else overview(named.run)))
     except ConfigurationError as error:
         what, _, hint = str(error).partition("\n")
         raise UserError(what, hint) from None
-    rows = table.rows(limit)
+    rows = table.rows(limit or 100)
     if json:
         facts = {"run_id": named.run.run_id, "columns": list(rows.columns), "truncated": rows.more}
         print_json({"format": "fairtrial.trial_table/1", **facts, "trials": _plain(rows.rows)})
@@ -88,3 +107,89 @@ def _plain(rows: Any) -> list[dict[str, Any]]:
     from fairtrial.base.codec import to_json
 
     return [{name: to_json(value) for name, value in row.items()} for row in rows]
+
+
+def _kinds(kind: str) -> tuple[str, ...]:
+    plain_kind = kind.replace(" ", "_").replace("-", "_")
+    if plain_kind in _KINDS:
+        return (plain_kind,)
+    near = difflib.get_close_matches(plain_kind, _KINDS, 1)
+    raise UserError(f"unknown kind {kind!r}", f"did you mean {near[0]}?" if near else f"one of {', '.join(_KINDS)}")
+
+
+def _list_failed(store: RunStore, named: RunName, kinds: tuple[str, ...], limit: int, *, json: bool) -> int:
+    """List the trials of these kinds with reasons, errors first."""
+    from fairtrial.cli.screen import commands, note, out, print_json, print_table
+    from fairtrial.reports.render.safe_text import plain
+    from fairtrial.reports.report.trials import trial_record
+    from fairtrial.reports.run_names import name_of
+
+    where: dict[str, Any] = {"experiment": named.experiment}
+    outcomes: list[Any] = [kind for kind in kinds if kind != "failed"]
+    found = chain(
+        store.results(named.run.run_id, outcomes=outcomes, **where) if outcomes else (),
+        store.results(named.run.run_id, passed=False, **where) if "failed" in kinds else (),
+    )
+    trials: list[EvalResult] = list(islice(found, limit))
+    more = next(found, None) is not None
+    if json:
+        facts = [trial_record(result) for result in trials]
+        print_json({"format": "fairtrial.failures/1", "run_id": named.run.run_id, "truncated": more, "trials": facts})
+        return 0
+    if not trials:
+        note(f"every trial of {named} passed" if kinds == _KINDS else f"no trial of that kind in {named}")
+        return 0
+    console = out()
+    print_table(console, _table(named.run, trials))
+    if more:
+        console.print(f"only the first {limit} are listed; use --limit to see more")
+    first = trials[0]
+    side, sample = (shlex.quote(plain(text)) for text in (f"{name_of(named.run)}:{first.experiment}", first.sample_id))
+    console.print()
+    commands(console, "next", [(f"fairtrial show {side} --sample {sample}", "one trial in full")])
+    return 0
+
+
+def _table(run: Any, trials: list[EvalResult]) -> Any:
+    from fairtrial.cli.screen import add_row, make_table
+    from fairtrial.reports.render.safe_text import input_start, is_hash
+    from fairtrial.reports.report.trials import sample_of
+
+    several = len(run.experiments) > 1
+    hashed = all(is_hash(result.sample_id) for result in trials)
+    columns = ["sample", *(["input"] if hashed else [])]
+    columns += [*(["experiment"] if several else []), *(["repeat"] if run.repeats > 1 else [])]
+    table = make_table(*columns, "what", "why", right=("repeat",), cut=("sample", "experiment"),
+                       prose=("input", "why"))  # fmt: skip
+    for result in trials:
+        what = "failed" if result.outcome == "scored" else result.outcome.replace("_", " ")
+        cells = [result.sample_id]
+        if hashed:
+            cells.append(input_start(sample_of(result).input))
+        if several:
+            cells.append(result.experiment)
+        if run.repeats > 1:
+            cells.append(str(result.repeat))
+        add_row(table, *cells, what, why(result))
+    return table
+
+
+def why(result: EvalResult) -> str:
+    """Return in one line why a trial did not pass: its error, or the reason of its score with the failed criteria."""
+    from fairtrial.reports.render.safe_text import value_text
+
+    if result.score is None:
+        from fairtrial.reports.figures.error_groups import error_location
+
+        location = error_location(result).partition(" in ")[0]  # First: the end of a long line is cut.
+        error = (result.error or "").removeprefix("fairtrial.errors.")
+        return f"{location}: {error}" if location else error
+    failed = result.score.failed_criteria
+    names = ", ".join(metric.name for metric in failed)
+    reasons = [metric.reason for metric in failed if metric.reason]
+    if len(failed) > 1 and reasons:  # All names first: the end of a long line is cut.
+        return f"{names}: {'; '.join(reasons)}"
+    unexplained = "; ".join(f"{metric.name}: failed with {metric.value:g}" for metric in failed)
+    if result.score.reason in ("", unexplained):  # No reason is given: show the output instead.
+        return f"{names}: got {value_text(result.output)}" if failed else f"got {value_text(result.output)}"
+    return result.score.reason

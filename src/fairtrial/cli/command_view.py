@@ -15,11 +15,6 @@ from fairtrial.cli.user_errors import UserError
 _VARIABLE = "FAIRTRIAL_VIEW_TOKEN"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("view")(view)
-
-
 def view(
     run: Annotated[
         str | None,

@@ -12,11 +12,6 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import ExitCode
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("worker")(worker)
-
-
 def worker(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="file.py, file.py:name, module or module:name.")],
     mailbox: options.MailboxUrl = None,
@@ -69,9 +64,11 @@ def worker(
     ] = 5.0,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of this worker in results.")] = None,
     health_port: options.HealthPort = None,
-    health_host: options.HealthHost = "127.0.0.1",
+    health_host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Interface to serve on; 0.0.0.0 for probes from other machines."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
-    log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
     """Run the trials of a suite from a queue until stopped. Start any number of workers, on any number of
@@ -97,8 +94,9 @@ def worker(
     from fairtrial.suites.worker import run_worker
 
     url = options.mailbox_url(mailbox)
-    options.start_logging(log_format, quiet=quiet, text=True)
-    with stdout_for_json(json), load_settings().prices():
+    options.start_logging(quiet=quiet, text=True)
+    settings = load_settings()
+    with stdout_for_json(json), settings.prices():
         loaded = load(suite)
         config = EvalLoopConfig(
             concurrency=concurrency or loaded.config.max_concurrent,
@@ -120,7 +118,7 @@ def worker(
                     until_empty=until_empty,
                     signals=True,
                     health_port=health_port,
-                    health_host=health_host,
+                    health_host=health_host or settings["health-host"],
                 )
             )
         except (asyncio.CancelledError, KeyboardInterrupt):

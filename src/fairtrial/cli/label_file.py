@@ -6,9 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import parse_foreign_json
 from fairtrial.cli.user_errors import UserError
@@ -20,30 +18,6 @@ if TYPE_CHECKING:
     from fairtrial.store.protocol import Label
 
 STORE = "store"
-
-Correcting = Annotated[
-    str | None,
-    typer.Option(
-        "--labels",
-        metavar="FILE",
-        help="Correct the judge with people's labels: a .csv or .jsonl with id, label and experiment, or `store`.",
-    ),
-]
-ByVerdict = Annotated[
-    bool,
-    typer.Option(
-        "--labels-by-verdict", help="The labelled trials were sampled at random within each verdict of the judge."
-    ),
-]
-LabelsDrawn = Annotated[
-    bool,
-    typer.Option(
-        "--labels-drawn", help="The labelled trials were drawn at random (known of labels of a review in the viewer)."
-    ),
-]
-LabelName = Annotated[
-    str | None, typer.Option("--label-name", metavar="NAME", help="The set of labels to use, if the store has several.")
-]
 
 
 def correcting_labels(option: str | None, sides: Sequence[ExperimentReport]) -> Labels | bool:

@@ -130,6 +130,16 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def one_experiment(store: RunStore, named: RunName, text: str) -> ExperimentReport:
+    """Return the report of the one experiment that a name stands for."""
+    from fairtrial.reports import EvalReport
+
+    if len(named.experiments) > 1:
+        choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
+        raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
+    return EvalReport(store, named.run)[named.experiments[0]]
+
+
 def report_record(store: RunStore, named: RunName) -> dict[str, Any]:
     """Return the JSON of a report; docs/reference/json.md describes it."""
     return record_of(_report(store, named))
@@ -138,6 +148,17 @@ def report_record(store: RunStore, named: RunName) -> dict[str, Any]:
 def record_of(rendered: Renderable) -> dict[str, Any]:
     """Return the JSON of a report, a comparison or a gate decision."""
     return dict(rendered.to_json())
+
+
+def show(rendered: Renderable, *, json: bool) -> int:
+    """Print a comparison, a ranking, a plan or a calibration; returns the exit code."""
+    from fairtrial.cli.screen import out, print_json
+
+    if json:
+        print_json(record_of(rendered))
+    else:
+        out().print(rendered)
+    return 0
 
 
 def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
@@ -188,7 +209,7 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
             rows.append((resume_command(run), "resume the run"))
     failed = len(report.failed_samples()) + sum(report.errors.values())
     if failed:
-        rows.append((f"fairtrial failures {name}", "failed trials, and why"))
+        rows.append((f"fairtrial trials {name} --failed", "failed trials, and why"))
         sample = _worst(report)
         if sample is not None:
             rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial in full"))
@@ -219,69 +240,16 @@ def complete_run(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+Texts = list[str] | None
+
+# Options that several commands have.
 Store = Annotated[
     str | None,
-    typer.Option(
-        "--store", metavar="URL", help="Store of runs: a .db file or postgresql://... (default: .fairtrial/runs.db)."
-    ),
+    typer.Option(metavar="URL", help="Store of runs: a .db file or postgresql://... (default: .fairtrial/runs.db)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Bounds = Annotated[
-    list[str] | None,
-    typer.Option("--bounds", metavar="METRIC=LOW:HIGH", help="Range of a metric that declares none, such as f1=0:1."),
-]
-MailboxUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--mailbox",
-        metavar="URL",
-        help="Queue of the fleet: redis://host:port, postgresql://host/database or sqs://region/prefix (default: "
-        "FAIRTRIAL_MAILBOX).",
-    ),
-]
-LogFormat = Annotated[
-    str | None,
-    typer.Option(
-        "--log-format", metavar="FORMAT", help="text, or json: one object per line, with the ids of run and trial."
-    ),
-]
-HealthPort = Annotated[
-    int | None,
-    typer.Option("--health-port", metavar="PORT", min=0, max=65535, help="Serve /health and /metrics on this port."),
-]
-HealthHost = Annotated[
-    str,
-    typer.Option(
-        "--health-host", metavar="HOST", help="Interface to serve on; 0.0.0.0 for probes from other machines."
-    ),
-]
-MaxCost = Annotated[
-    float | None,
-    typer.Option(
-        "--max-cost", metavar="USD", min=0, help="Stop at this cost, judges included; the run can be resumed."
-    ),
-]
-MaxSameErrors = Annotated[
-    int | None,
-    typer.Option(
-        "--max-same-errors",
-        metavar="N",
-        min=0,
-        help="Stop an experiment whose first N trials all end in the same programming error (default: 20; 0: never).",
-    ),
-]
-StrictPackages = Annotated[
-    bool, typer.Option("--strict-packages", help="Start a new run if the version of an imported package has changed.")
-]
-StrictCost = Annotated[bool, typer.Option("--strict-cost", help="Reject models without a known price.")]
-TraceContent = Annotated[
-    bool,
-    typer.Option("--trace-content", help="Include inputs, outputs, messages and errors in traces (without secrets)."),
-]
-TraceProfile = Annotated[
-    str | None,
-    typer.Option("--trace-profile", metavar="NAME", help="Add attributes for langsmith or langfuse to traces."),
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the figures: no progress, no report.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Run = Annotated[
     str,
     typer.Argument(
@@ -291,20 +259,109 @@ Run = Annotated[
         show_default=False,
     ),
 ]
+MailboxUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Queue of the fleet: redis://host:port, postgresql://host/database or sqs://region/prefix (default: "
+        "FAIRTRIAL_MAILBOX).",
+    ),
+]
+HealthPort = Annotated[
+    int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Serve /health and /metrics on this port.")
+]
+TraceContent = Annotated[
+    bool,
+    typer.Option("--trace-content", help="Include inputs, outputs, messages and errors in traces (without secrets)."),
+]
+
+# Of commands that execute suites.
+MaxSamples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Run only the first N samples.")]
+Samples = Annotated[Texts, typer.Option(metavar="ID", help="Run only this sample (repeatable).")]
+Filters = Annotated[
+    Texts, typer.Option(metavar="KEY=VALUE", help="Run only samples with this metadata (repeatable: all must match).")
+]
+Repeats = Annotated[int | None, typer.Option(metavar="N", min=1, help="Run every sample N times.")]
+Concurrency = Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of trials in flight.")]
+Experiments = Annotated[Texts, typer.Option(metavar="NAME", help="Run only this experiment (repeatable).")]
+TrialSeed = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Seed from which the seeds of trials are derived.")
+]
+MaxCost = Annotated[
+    float | None,
+    typer.Option(metavar="USD", min=0, help="Stop at this cost, judges included; the run can be resumed."),
+]
+Cache = Annotated[
+    str | None, typer.Option(metavar="POLICY", help="Cache of model responses: off, read, read-write or refresh.")
+]
+Resume = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|never|errors|RUN",
+        help="auto: the latest run if it is unfinished. never: start a new run. errors: retry the trials of the "
+        "latest run that ended in an error. RUN: this run, rejected if it does not match the suite; errors:RUN to "
+        "retry its errors.",
+    ),
+]
+AllowChangedCode = Annotated[bool, typer.Option("--allow-changed-code", help="Resume even if the code has changed.")]
+Tags = Annotated[Texts, typer.Option(metavar="KEY=VALUE", help="Tag the run (repeatable).")]
+FailUnder = Annotated[
+    float | None,
+    typer.Option(metavar="RATE", min=0, max=1, help="Exit 1 if the pass rate is lower (errors count as failures)."),
+]
+MaxErrorShare = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", min=0, max=1, help="Exit 4 if more trials end in an error (default: 0.1)."),
+]
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send trials as OpenTelemetry traces to this OTLP/HTTP address; env for OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+]
+
+# Of commands that compare.
+METRIC = typer.Option(metavar="NAME", help="passed, value, latency_ms, tokens, cost_usd, or a metric's name.")
+Cluster = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Metadata key: samples with the same value form a cluster.")
+]
+Bounds = Annotated[
+    Texts, typer.Option(metavar="METRIC=LOW:HIGH", help="Range of a metric that declares none, such as f1=0:1.")
+]
+RandomSeed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random number generator.")]
+LabelFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Correct the judge with people's labels: a .csv or .jsonl with id, label and experiment, or `store`.",
+    ),
+]
+ByVerdict = Annotated[
+    bool,
+    typer.Option(
+        "--labels-by-verdict", help="The labelled trials were sampled at random within each verdict of the judge."
+    ),
+]
+LabelsDrawn = Annotated[
+    bool,
+    typer.Option(
+        "--labels-drawn", help="The labelled trials were drawn at random (known of labels of a review in the viewer)."
+    ),
+]
+LABEL_NAME = typer.Option(metavar="NAME", help="The set of labels to use, if the store has several.")
 
 
-def start_logging(log_format: str | None, *, quiet: bool = False, text: bool = False) -> None:
-    """Log to standard error until the command ends: as JSON if requested, or as text if `text` is set."""
+def start_logging(*, quiet: bool = False, text: bool = False) -> None:
+    """Log to standard error until the command ends: as JSON if the settings say so, or as text if `text` is set."""
     import logging
 
     from fairtrial.cli import screen
     from fairtrial.cli.settings import load_settings
 
-    chosen = load_settings()["log-format"] if log_format is None else log_format
-    if chosen not in ("text", "json"):
-        raise UserError(f"--log-format must be text or json (got {chosen!r})")
-    if text or chosen == "json":
-        screen.start_logging("json" if chosen == "json" else "text", logging.WARNING if quiet else logging.INFO)
+    log_format = load_settings()["log-format"]
+    if text or log_format == "json":
+        screen.start_logging(log_format, logging.WARNING if quiet else logging.INFO)
 
 
 def settings_with(store: str | None) -> tuple[Settings, str]:
@@ -320,7 +377,7 @@ def open_existing(store: str | None) -> RunStore:
     _, url = settings_with(store)
     path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") or "://" not in url else None
     if path is not None and path != "memory:" and not Path(path).exists():
-        origin = "" if store else "; `fairtrial config` shows where this path comes from"
+        origin = "" if store else "; `fairtrial doctor --settings` shows where this path comes from"
         raise UserError(
             f"there is no store at {path}",
             f"create one with: fairtrial run SUITE, or choose another with --store{origin}",

@@ -56,7 +56,6 @@ class Selection:
     max_cost: float | None = None
     strict_cost: bool = False
     max_same_errors: int | None = None
-    strict_packages: bool = False
 
     @property
     def is_part(self) -> bool:
@@ -72,7 +71,6 @@ class Selection:
             "--experiment": bool(self.experiments),
             "--set": bool(self.params),
             "--seed": self.seed is not None,
-            "--strict-packages": self.strict_packages,
         }
         wrong = [option for option, is_given in used.items() if is_given]
         if wrong:
@@ -96,7 +94,6 @@ def selected(suite: EvalSuite, selection: Selection) -> EvalSuite:
         "max_cost_usd": selection.max_cost,
         "strict_cost": selection.strict_cost or None,
         "max_same_errors": selection.max_same_errors,
-        "strict_packages": selection.strict_packages or None,
     }
     chosen.config = replace(suite.config, **{name: value for name, value in changes.items() if value is not None})
     if selection.is_part:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from fairtrial.cli.user_errors import UserError, shown_path
 DEFAULT_STORE = Path(".fairtrial") / "runs.db"
 _URL = ("://", "memory:")
 _TABLES = ("gate", "plan")  # Read by the commands that they are for.
+_TRACING = "tracing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,19 @@ def _count(value: Any) -> int:
         raise ValueError("must be a whole number of at least 0") from None
 
 
-def _share(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("must be a number from 0 to 1") from None
-    if isinstance(value, bool) or not 0 <= number <= 1:
-        raise ValueError("must be a number from 0 to 1")
-    return number
+def _number(low: float, high: float) -> Callable[[Any], float]:
+    """Read a number of a range."""
+
+    def read(value: Any) -> float:
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not low <= number <= high:
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        return number
+
+    return read
 
 
 def _prices(value: Any) -> Mapping[str, Any]:
@@ -102,17 +110,38 @@ def _log_format(value: Any) -> str:
     return str(value)
 
 
+def _flag(value: Any) -> bool:
+    if (text := str(value).lower()) not in ("true", "false", "1", "0"):
+        raise ValueError("must be true or false")
+    return text in ("true", "1")
+
+
+def _port(value: Any) -> int:
+    if (port := _count(value)) > 65535:
+        raise ValueError("must be a port from 0 to 65535")
+    return port
+
+
 KNOWN: Mapping[str, _Setting] = {
     "store": _Setting("the store of runs", _text, path=True),
     "suites": _Setting("suites that `fairtrial run` runs by default", _texts, (), path=True),
-    "mailbox": _Setting("the queue of worker, fleet and dlq, and of run --fleet", _text),
+    "mailbox": _Setting("the queue of worker and fleet, and of run --mailbox", _text),
     "concurrency": _Setting("maximum number of trials in flight; overrides the suite", _whole),
     "cache": _Setting("cache of model responses: off, read, read-write or refresh", _text, "off"),
     "max-same-errors": _Setting(
         "stop an experiment whose first N trials end in the same programming error; overrides the suite", _count
     ),
-    "max-error-share": _Setting("exit 4 if a larger share of trials ends in an error", _share, 0.1),
+    "strict-cost": _Setting("reject models without a known price, whatever the suite says", _flag, False),
+    "max-error-share": _Setting("exit 4 if a larger share of trials ends in an error", _number(0, 1), 0.1),
     "log-format": _Setting("text or json: what run, rescore and worker log", _log_format, "text"),
+    "health-host": _Setting("interface of --health-port; 0.0.0.0 for probes from other machines", _text, "127.0.0.1"),
+    "tracing.sample": _Setting(
+        "share of passed trials that run --trace sends; failed ones are always sent", _number(0, 1), 1.0
+    ),
+    "tracing.content": _Setting("send inputs, outputs, messages and errors in traces (without secrets)", _flag, False),
+    "tracing.profile": _Setting("add attributes for langsmith or langfuse to traces", _text),
+    "tracing.receive": _Setting("port on which run receives spans of the application (OTLP/HTTP; 0: any free)", _port),
+    "tracing.wait": _Setting("seconds that a trial waits for its spans", _number(0.05, 3000), 6.0),
     "prices": _Setting("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),
 }
 
@@ -154,14 +183,15 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     gate, plan = table.pop("gate", None), table.pop("plan", None)
     settings: dict[str, Setting] = {}
     for name, definition in KNOWN.items():
-        variable = f"FAIRTRIAL_{name.upper().replace('-', '_')}"
+        variable = variable_of(name)
         if environ.get(variable):
             settings[name] = Setting(
                 name, _read(definition, environ[variable], variable), f"${variable}", definition.about
             )
         elif name in table and file is not None:
-            origin = f"{shown_path(str(file))} [tool.fairtrial]"
-            value = _read(definition, table[name], f"{origin} {name}")
+            group, _, key = name.rpartition(".")
+            origin = f"{shown_path(str(file))} [tool.fairtrial{group and '.'}{group}]"
+            value = _read(definition, table[name], f"{origin} {key}")
             settings[name] = Setting(
                 name, _placed(value, file.parent) if definition.path else value, origin, definition.about
             )
@@ -177,7 +207,9 @@ def _read(definition: _Setting, value: Any, origin: str) -> Any:
     try:
         return definition.read(value)
     except ValueError as error:
-        raise UserError(f"{origin} {error} (got {value!r})", "`fairtrial config` lists every setting") from None
+        raise UserError(
+            f"{origin} {error} (got {value!r})", "`fairtrial doctor --settings` lists every setting"
+        ) from None
 
 
 def _find(folder: Path) -> Path | None:
@@ -199,7 +231,7 @@ def _table(file: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UserError(f"{shown_path(str(file))}: [tool.fairtrial] must be a table (got {table!r})")
     values: dict[str, Any] = {}
-    for name, value in table.items():
+    for name, value in _flat(table):
         plain = name.replace("_", "-")
         if plain not in KNOWN and plain not in _TABLES:
             near = difflib.get_close_matches(plain, [*KNOWN, *_TABLES], 1)
@@ -207,6 +239,20 @@ def _table(file: Path) -> dict[str, Any]:
             raise UserError(f"{shown_path(str(file))}: [tool.fairtrial] has no setting {name!r}", hint)
         values[plain] = value
     return values
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a table, and those of the table `tracing` in it with its name before theirs."""
+    for name, value in table.items():
+        if name == _TRACING and isinstance(value, dict):
+            yield from ((f"{_TRACING}.{key}", inner) for key, inner in value.items())
+        else:
+            yield name, value
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"FAIRTRIAL_{re.sub('[-.]', '_', name).upper()}"
 
 
 def _placed(value: Any, folder: Path) -> Any:

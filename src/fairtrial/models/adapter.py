@@ -50,6 +50,11 @@ class ToolSpec:
     description: str = ""
     parameters: Mapping[str, Any] = EMPTY
 
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The parameters; without any, the schema of an empty object."""
+        return self.parameters or {"type": "object", "properties": {}}
+
 
 @dataclass(frozen=True, slots=True)
 class Completion[O]:
@@ -119,17 +124,9 @@ TOKEN_PARAMS: Mapping[str, Any] = {"return_token_ids": True, "logprobs": True, "
 """The parameters of a chat completion that request them; old versions of vLLM need `top_logprobs`, too."""
 
 _SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "max_completion_tokens",
-)
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed",
+    "max_tokens", "max_completion_tokens",
+)  # fmt: skip
 # The values with which the policy itself is sampled, so that log-probabilities are its own.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (None, 1),
@@ -209,6 +206,11 @@ class ModelCall:
     prompt_name: str = ""
     actor: str = "task"
     embeds: bool = False  # The messages are texts to embed; the text of the reply is their vectors as JSON.
+
+    @property
+    def text(self) -> str:
+        """The text of the last message."""
+        return self.messages[-1].text if self.messages else ""
 
 
 @dataclass(frozen=True, slots=True)

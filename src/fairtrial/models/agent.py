@@ -126,6 +126,7 @@ def agent_task(
             turn would keep the model from answering.
         name: The name of the task, under which its calls are recorded.
     """
+    settings = dict(locals())  # The arguments, for the same task with another model or another beginning.
     if max_turns < 1:
         raise ConfigurationError(f"max_turns must be at least 1 (got {max_turns})")
     if continue_on_retry and environments is None:
@@ -145,9 +146,15 @@ def agent_task(
             ctx.environment = await ctx.enter(open_environment(factory, ctx.sample, environments))
             offered = as_tools((*fixed.values(), *tools_of(ctx.environment)))
         saver = partial(_checkpoint, ctx, environments) if checkpoints else None
-        loop = _Loop(
-            adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, first_params, name, saver
+        caller = ToolCaller(
+            offered,
+            threads,
+            tool_timeout_seconds,
+            prompt_name=name,
+            adapter_name=adapter.name,
+            session_id=ctx.session.session_id,
         )
+        loop = _Loop(adapter, ctx, caller, output_type, params, first_params, name, saver)
         if system:
             loop.say(ChatMessage("system", system))
         try:
@@ -163,24 +170,6 @@ def agent_task(
         return (ChatMessage("system", system), *opening) if system else opening
 
     def rebuild(**changes: Any) -> Any:
-        settings: dict[str, Any] = {
-            "adapter": adapter,
-            "tools": tools,
-            "prepare_messages": prepare_messages,
-            "environment_factory": environment_factory,
-            "environments": environments,
-            "continue_on_retry": continue_on_retry,
-            "checkpoints": checkpoints,
-            "max_turns": max_turns,
-            "max_tokens": max_tokens,
-            "max_seconds": max_seconds,
-            "tool_timeout_seconds": tool_timeout_seconds,
-            "system": system,
-            "output_type": output_type,
-            "params": params,
-            "first_params": first_params,
-            "name": name,
-        }
         return agent_task(**{**settings, **changes})
 
     def fork(messages: Sequence[ChatMessage], state: Mapping[str, Any], turn: int) -> Any:
@@ -205,42 +194,22 @@ def agent_task(
     return task(name=name)(agent)
 
 
+@dataclass(slots=True)
 class _Loop:
     """The conversation of one trial."""
 
-    def __init__(
-        self,
-        adapter: ProviderAdapter,
-        ctx: TrialContext,
-        tools: dict[str, Tool],
-        threads: DaemonThreads,
-        tool_timeout: float | None,
-        output_type: Any,
-        params: Mapping[str, Any],
-        first_params: Mapping[str, Any],
-        name: str,
-        save_checkpoint: Callable[[int], Awaitable[None]] | None,
-    ) -> None:
-        self.adapter = adapter
-        self.save_checkpoint = save_checkpoint
-        self.ctx = ctx
-        self.specs = tuple(tool.spec for tool in tools.values())
-        self.caller = ToolCaller(
-            tools,
-            threads,
-            tool_timeout,
-            prompt_name=name,
-            adapter_name=adapter.name,
-            session_id=ctx.session.session_id,
-        )
-        self.output_type = output_type
-        self.params = params
-        self.first_params = first_params
-        self.name = name
-        self.messages: list[ChatMessage] = []
-        self.turns = 0
-        self.tokens = 0
-        self.began = anyio.current_time()
+    adapter: ProviderAdapter
+    ctx: TrialContext
+    caller: ToolCaller
+    output_type: Any
+    params: Mapping[str, Any]
+    first_params: Mapping[str, Any]
+    name: str
+    save_checkpoint: Callable[[int], Awaitable[None]] | None
+    messages: list[ChatMessage] = field(default_factory=list)
+    turns: int = 0
+    tokens: int = 0
+    began: float = field(default_factory=anyio.current_time)
 
     def say(self, message: ChatMessage) -> None:
         self.messages.append(message)
@@ -300,7 +269,7 @@ class _Loop:
             await self.save_checkpoint(self.turns)
         completion: Completion[Any] = await self.adapter.complete(
             self.messages,
-            tools=self.specs,
+            tools=tuple(tool.spec for tool in self.caller.tools.values()),
             output_type=self.output_type,
             params=self.params if self.turns else {**self.params, **self.first_params},
             session=self.ctx.session,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, Unpack
 
 from fairtrial.base.frozen import EMPTY
 from fairtrial.data.attachment import Attachment
@@ -13,9 +13,8 @@ from fairtrial.data.session.events import ANTHROPIC_ENDINGS, TokenUsage, ending_
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
-from fairtrial.models.clients import Client
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
-from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
+from fairtrial.models.schema import is_recursive, output_schema
 from fairtrial.models.sdk import SdkAdapter, SdkOptions
 from fairtrial.models.tools import (
     add_turn,
@@ -58,35 +57,18 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
 
     provider = "anthropic"
     package = "anthropic"
+    client_class = "AsyncAnthropic"
     path = "/v1/messages"
     key_variables: ClassVar[tuple[str, ...]] = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     url_variable = "ANTHROPIC_BASE_URL"
     default_url = "https://api.anthropic.com"
 
     def __init__(
-        self,
-        model: str,
-        *,
-        max_tokens: int = 32_000,
-        prompt_cache: bool | None = None,
-        **options: Unpack[SdkOptions],
+        self, model: str, *, max_tokens: int = 32_000, prompt_cache: bool | None = None, **options: Unpack[SdkOptions]
     ) -> None:
         options["params"] = {"max_tokens": max_tokens, **options.get("params", EMPTY)}
         super().__init__(model, **options)
         self._prompt_cache = prompt_cache
-
-    def _make_client(self) -> Client:
-        import anthropic
-
-        client = anthropic.AsyncAnthropic(
-            api_key=self._key,
-            base_url=self._base_url,
-            max_retries=0,
-            timeout=self._timeout,
-            default_headers=self._headers,
-            http_client=anthropic.DefaultAioHttpClient(),
-        )
-        return cast("Client", client)
 
     def _key_headers(self, key: str) -> dict[str, str]:
         return {"X-Api-Key": key}
@@ -104,15 +86,12 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
         body: dict[str, Any] = {"model": self._model, "messages": messages}
         if call.tools:
             body["tools"] = [
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": tool.parameters or {"type": "object", "properties": {}},
-                }
-                for tool in call.tools
+                {"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in call.tools
             ]
         schema = output_schema(call.output_type)
-        if schema is not None and self._structured == "native" and _is_native(schema):
+        # Anthropic's structured outputs do not support recursive types.
+        native = self._structured == "native" and schema is not None and schema.strict
+        if schema is not None and native and not is_recursive(schema.schema):
             body["output_config"] = {"format": {"type": "json_schema", "schema": _in_words(schema.schema)}}
         elif schema is not None:
             system.append(instruction(schema))
@@ -182,22 +161,17 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             searches=count_of((usage.get("server_tool_use") or EMPTY).get("web_search_requests")),
         )
 
-    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
-        if not isinstance(usage, Mapping):
-            return None
-        read, written = (
-            count_of(usage.get("cache_read_input_tokens")),
-            count_of(usage.get("cache_creation_input_tokens")),
-        )
+    def _counted(self, usage: Mapping[str, Any]) -> TokenUsage:
+        read = count_of(usage.get("cache_read_input_tokens"))
+        written = count_of(usage.get("cache_creation_input_tokens"))
         # Anthropic does not count cached tokens as input tokens; `TokenUsage` does.
-        counted = TokenUsage(
+        return TokenUsage(
             count_of(usage.get("input_tokens")) + read + written,
             count_of(usage.get("output_tokens")),
             read,
             reasoning_tokens=count_of((usage.get("output_tokens_details") or {}).get("thinking_tokens")),
             cache_write_tokens=written,
         )
-        return self._with_cost(counted, model, extras)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}
@@ -261,11 +235,6 @@ def _mark_for_cache(body: dict[str, Any]) -> None:
         content = body["messages"][-1]["content"]
         if content[-1]["type"] not in _THINKING:  # Thinking blocks cannot be marked.
             content[-1] = content[-1] | mark
-
-
-def _is_native(schema: OutputSchema) -> bool:
-    # Anthropic's structured outputs do not support recursive types.
-    return schema.strict and not is_recursive(schema.schema)
 
 
 def _in_words(schema: Any) -> Any:

@@ -29,7 +29,7 @@ from fairtrial.errors import (
 )
 from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
 from fairtrial.models.http import HttpAdapter
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.pricing import UsageExtras
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkOptions
 from fairtrial.models.tools import (
@@ -74,7 +74,6 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
     provider = "bedrock-runtime"
     key_variables: ClassVar[tuple[str, ...]] = ("AWS_BEARER_TOKEN_BEDROCK",)
     url_variable = "AWS_REGION"
-    default_url = ""
     default_key = _CREDENTIALS
     price_list = "aws"
 
@@ -143,17 +142,11 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
         if system:
             body["system"] = system
         if call.tools:
-            tools = [
-                {
-                    "toolSpec": {
-                        "name": tool.name,
-                        "description": tool.description or tool.name,
-                        "inputSchema": {"json": tool.parameters or {"type": "object", "properties": {}}},
-                    }
-                }
-                for tool in call.tools
-            ]
-            body["toolConfig"] = {"tools": tools}
+            named = [{"name": tool.name, "description": tool.description or tool.name} for tool in call.tools]
+            schemas = [{"inputSchema": {"json": tool.schema}} for tool in call.tools]
+            body["toolConfig"] = {
+                "tools": [{"toolSpec": name | schema} for name, schema in zip(named, schemas, strict=True)]
+            }
         return _with_params(body, call.params)
 
     def _blocks(self, message: ChatMessage) -> list[dict[str, Any]]:
@@ -209,17 +202,10 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
             hour_writes=sum(count_of(detail.get("inputTokens")) for detail in details if detail.get("ttl") == "1h"),
         )
 
-    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
-        if not isinstance(usage, Mapping):
-            return None
+    def _counted(self, usage: Mapping[str, Any]) -> TokenUsage:
         read, written = count_of(usage.get("cacheReadInputTokens")), count_of(usage.get("cacheWriteInputTokens"))
-        counted = TokenUsage(
-            count_of(usage.get("inputTokens")) + read + written,
-            count_of(usage.get("outputTokens")),
-            read,
-            cache_write_tokens=written,
-        )
-        return self._with_cost(counted, model, extras)
+        given = count_of(usage.get("inputTokens")) + read + written
+        return TokenUsage(given, count_of(usage.get("outputTokens")), read, cache_write_tokens=written)
 
     async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         from botocore.eventstream import EventStreamBuffer, ParserError

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import Any
 
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import (
@@ -51,22 +51,10 @@ def family(model: str) -> str:
 _CLOSE_SECONDS = 2.0  # The time limit at the end of the process, which a blocked event loop must not delay.
 
 
-class Client(Protocol):
-    """The methods of an SDK's client that are used."""
-
-    async def post(self, path: str, **options: Any) -> Any:
-        """Send a request."""
-        ...
-
-    async def close(self) -> None:
-        """Close its connections."""
-        ...
-
-
 class OpenClient:
     """A client of one event loop. It is closed by `aclose`, or when its adapter is deleted or its event loop ends."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: Any) -> None:
         self.client = client
         self.closed = False
         self.loop = loop

@@ -85,11 +85,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             body["systemInstruction"] = {"parts": [{"text": "\n\n".join(system)}]}
         if call.tools:
             declared = [
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parametersJsonSchema": tool.parameters or {"type": "object", "properties": {}},
-                }
+                {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema}
                 for tool in call.tools
             ]
             body["tools"] = [{"functionDeclarations": declared}]
@@ -154,13 +150,8 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             self._kept_part(part["inlineData"]) for part in parts if "inlineData" in part and not part.get("thought")
         ]
         content: Any = (*((text,) if text else ()), *files) if files else text if parts else ()
-        message = ChatMessage(
-            "assistant",
-            content,
-            calls,
-            reasoning="".join(thoughts),
-            echo=None if plain else self._echo(list(parts)),
-        )
+        echo = None if plain else self._echo(list(parts))
+        message = ChatMessage("assistant", content, calls, reasoning="".join(thoughts), echo=echo)
         return ModelReply(message, usage, reason, model, refusal, extras=extras)
 
     def _kept_part(self, data: Mapping[str, Any]) -> Attachment:
@@ -196,17 +187,14 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             other=sum(other),
         )
 
-    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
-        if not isinstance(usage, Mapping):
-            return None
+    def _counted(self, usage: Mapping[str, Any]) -> TokenUsage:
         thoughts = count_of(usage.get("thoughtsTokenCount"))
-        counted = TokenUsage(
+        return TokenUsage(
             count_of(usage.get("promptTokenCount")) + count_of(usage.get("toolUsePromptTokenCount")),
             count_of(usage.get("candidatesTokenCount")) + thoughts,
             count_of(usage.get("cachedContentTokenCount")),
             reasoning_tokens=thoughts,
         )
-        return self._with_cost(counted, model, extras)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}

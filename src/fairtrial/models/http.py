@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from fairtrial.base.codec import parse_json
 from fairtrial.errors import CodecError, MalformedReplyError, ModelError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
-from fairtrial.models.clients import Client
 from fairtrial.models.sdk import SdkAdapter
 
 
@@ -61,8 +60,8 @@ class HttpAdapter(SdkAdapter[AnswerT]):
     package = "aiohttp"
     stream_path: str
 
-    def _make_client(self) -> Client:
-        return cast("Client", HttpClient())
+    def _make_client(self) -> Any:
+        return HttpClient()
 
     async def _request_headers(self, url: str, content: bytes) -> dict[str, str]:
         """Return the headers of a request, with the key or the signature."""
@@ -77,15 +76,11 @@ class HttpAdapter(SdkAdapter[AnswerT]):
         headers = await self._request_headers(url, content)
         return await client.open(url, {"content-type": "application/json", **self._headers, **headers}, content)
 
-    async def _posted(self, client: Client, body: dict[str, Any], path: str) -> Any:
+    async def _posted(self, client: Any, body: dict[str, Any], path: str) -> Any:
         async with await self._opened(client, body, path) as response:
-            content = await response.read()
-        try:
-            return parse_json(content)
-        except CodecError as error:
-            raise MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {error}") from None
+            return self._parsed_answer(await response.read())
 
-    async def _streamed(self, client: Client, body: dict[str, Any]) -> Any:
+    async def _streamed(self, client: Any, body: dict[str, Any]) -> Any:
         async with await self._opened(client, body, self.stream_path) as response:
             try:
                 return await self._gather(self._events(response.content.iter_any()))

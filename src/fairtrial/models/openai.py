@@ -18,7 +18,6 @@ from fairtrial.models import responses
 from fairtrial.models.adapter import TOKEN_PARAMS, AnswerT, ModelCall, ModelReply, changed_sampling, read_tokens
 from fairtrial.models.base import log
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.clients import Client
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkAdapter, SdkOptions
@@ -74,6 +73,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
 
     provider = "openai"
     package = "openai"
+    client_class = "AsyncOpenAI"
     key_variables: ClassVar[tuple[str, ...]] = ("OPENAI_API_KEY",)
     url_variable = "OPENAI_BASE_URL"
     default_url = "https://api.openai.com/v1"
@@ -113,21 +113,12 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
     def _cache_salt(self) -> Any:
         return [super()._cache_salt(), self._api]
 
-    def _make_client(self) -> Client:
-        import openai
-
-        client = openai.AsyncOpenAI(
-            api_key=self._key,
-            base_url=self._base_url,
-            max_retries=0,
-            timeout=self._timeout,
-            default_headers=self._headers,
-            http_client=openai.DefaultAioHttpClient(),
-        )
+    def _make_client(self) -> Any:
+        client = super()._make_client()
         if urlsplit(self._base_url).hostname != "api.openai.com":
             # The SDK reads them from the environment; they are nobody else's business.
             client.organization = client.project = None
-        return cast("Client", client)
+        return client
 
     async def _send(self, call: ModelCall) -> ModelReply:
         try:
@@ -148,17 +139,10 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             return responses.body(self, call, encrypted=self._encrypted)
         body: dict[str, Any] = {"model": self._model, "messages": [self._sent(message) for message in call.messages]}
         if call.tools:
-            body["tools"] = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": tool.parameters or {"type": "object", "properties": {}},
-                    },
-                }
-                for tool in call.tools
+            functions = [
+                {"name": tool.name, "description": tool.description, "parameters": tool.schema} for tool in call.tools
             ]
+            body["tools"] = [{"type": "function", "function": function} for function in functions]
         schema = output_schema(call.output_type)
         if schema is not None and self._structured == "native":
             wanted = {"name": schema.name, "schema": schema.schema, "strict": schema.strict}
@@ -201,11 +185,8 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
                     'use OpenAIAdapter(..., api="responses") or AnthropicAdapter, which can send pictures'
                 )
             return {"role": "tool", "tool_call_id": message.name, "content": sendable(message.text)}
-        content: Any
-        if isinstance(message.content, str):
-            content = sendable(message.content)
-        else:
-            content = [self._part(part) for part in message.content]
+        given = message.content
+        content = sendable(given) if isinstance(given, str) else [self._part(part) for part in given]
         sent: dict[str, Any] = {"role": message.role, "content": content}
         if message.name:
             sent["name"] = message.name
@@ -278,14 +259,9 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         )
         model = self._served_model(tree.get("model"))
         extras = self._extras(tree)
+        echo = self._echo(kept) if kept else None
         return ModelReply(
-            ChatMessage(
-                "assistant",
-                self._content(answer),
-                calls,
-                reasoning=_reasoning(answer),
-                echo=self._echo(kept) if kept else None,
-            ),
+            ChatMessage("assistant", self._content(answer), calls, reasoning=_reasoning(answer), echo=echo),
             self._usage(tree.get("usage"), model, extras),
             reason,
             model,
@@ -299,9 +275,8 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         ordered = sorted(tree["data"], key=lambda item: item["index"])
         vectors = [[float(number) for number in item["embedding"]] for item in ordered]
         model = required_text(tree.get("model") or "")
-        return ModelReply(
-            ChatMessage("assistant", dumps(vectors)), self._usage(tree.get("usage"), model), "stop", model
-        )
+        usage = self._usage(tree.get("usage"), model)
+        return ModelReply(ChatMessage("assistant", dumps(vectors)), usage, "stop", model)
 
     def _content(self, answer: Mapping[str, Any]) -> str | tuple[str | Attachment, ...]:
         content = answer.get("content")
@@ -339,21 +314,18 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             cost_usd=own,
         )
 
-    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
-        if not isinstance(usage, Mapping):
-            return None
+    def _counted(self, usage: Mapping[str, Any]) -> TokenUsage:
         chat = "prompt_tokens" in usage
         given, made = ("prompt_tokens", "completion_tokens") if chat else ("input_tokens", "output_tokens")
         of_input: Mapping[str, Any] = usage.get(f"{given}_details") or {}
         of_output: Mapping[str, Any] = usage.get(f"{made}_details") or {}
-        counted = TokenUsage(
+        return TokenUsage(
             count_of(usage.get(given)),
             count_of(usage.get(made)),
             count_of(of_input.get("cached_tokens")),
             reasoning_tokens=count_of(of_output.get("reasoning_tokens")),
             cache_write_tokens=count_of(of_input.get("cache_write_tokens")),
         )
-        return self._with_cost(counted, model, extras)
 
     def _tokens(self, logprobs: Any) -> Attachment | None:
         if not logprobs or self._blobs is None:
@@ -421,7 +393,8 @@ class _StreamedCalls:
         """Return the call that a piece belongs to."""
         index, call_id = piece.get("index"), piece.get("id")
         known = self._by_index.get(index)
-        if known is None and index is None and self.calls and not call_id and not _names_function(piece):
+        named = bool((piece.get("function") or EMPTY).get("name"))
+        if known is None and index is None and self.calls and not call_id and not named:
             known = self.calls[-1]
         if known is None or (call_id and known["id"] and call_id != known["id"]):
             known = {"id": "", "function": {"name": "", "arguments": ""}}
@@ -430,10 +403,6 @@ class _StreamedCalls:
                 self._by_index[index] = known
         known["id"] = call_id or known["id"]
         return known
-
-
-def _names_function(piece: Mapping[str, Any]) -> bool:
-    return bool((piece.get("function") or EMPTY).get("name"))
 
 
 def _call_ids(calls: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -463,12 +432,10 @@ def _reasoning(answer: Mapping[str, Any]) -> str:
     for name in ("reasoning_content", "reasoning"):
         if isinstance(answer.get(name), str):
             return str(answer[name])
-    thoughts: list[Any] = []
     content = answer.get("content")
-    for part in content if isinstance(content, list) else ():
-        if part["type"] == "thinking":  # Mistral's: a list of texts.
-            thoughts.extend(piece.get("text") for piece in part["thinking"])
-    return "".join(thought for thought in thoughts if isinstance(thought, str))
+    # Mistral's: lists of texts.
+    thoughts = [part["thinking"] for part in content if part["type"] == "thinking"] if isinstance(content, list) else []
+    return "".join(text for pieces in thoughts for piece in pieces if isinstance(text := piece.get("text"), str))
 
 
 def _joined(known: Any, pieces: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -215,7 +215,9 @@ class Prompt[O]:
         """The prompt as chat messages. Attachments become parts of their message."""
         spoken: list[tuple[str, list[str | Attachment]]] = []
         for section in self._template.sections:
-            self._check_bound(section)
+            missing = [f"${name}" for name in section.placeholders if name not in self._params]
+            if missing:
+                raise ConfigurationError(f"prompt {self.name!r} needs {', '.join(missing)}; bind its parameters first")
             if not spoken or spoken[-1][0] != section.role:
                 spoken.append((section.role, []))
             elif spoken[-1][1]:
@@ -233,11 +235,6 @@ class Prompt[O]:
             )
             for message in self.messages
         )
-
-    def _check_bound(self, section: MarkdownSection[Any]) -> None:
-        missing = [f"${name}" for name in section.placeholders if name not in self._params]
-        if missing:
-            raise ConfigurationError(f"prompt {self.name!r} needs {', '.join(missing)}; bind its parameters first")
 
     def __repr__(self) -> str:
         return f"<Prompt {self.name!r}>"

@@ -48,6 +48,11 @@ def _chat_adapter(name: str, url: str, **constants: Any) -> type[OpenAIAdapter]:
 class _Bedrock:
     """The common part of the two adapters for Amazon Bedrock: the address is derived from AWS_REGION."""
 
+    provider = "bedrock"
+    key_variables: ClassVar[tuple[str, ...]] = ("AWS_BEARER_TOKEN_BEDROCK",)
+    url_variable = "AWS_REGION"
+    default_url = ""
+    price_list: ClassVar[str | None] = "aws"
     suffix: ClassVar[str]
 
     @classmethod
@@ -62,23 +67,13 @@ class _Bedrock:
 class BedrockAdapter(_Bedrock, OpenAIAdapter):
     """A model at Amazon Bedrock that is not Anthropic's, with a Bedrock API key."""
 
-    provider = "bedrock"
-    key_variables = ("AWS_BEARER_TOKEN_BEDROCK",)
-    url_variable = "AWS_REGION"
-    default_url = ""
     default_api = "chat"
-    price_list = "aws"
     suffix = "/v1"
 
 
 class BedrockAnthropicAdapter(_Bedrock, AnthropicAdapter):
     """A Claude model at Amazon Bedrock, with a Bedrock API key."""
 
-    provider = "bedrock"
-    key_variables = ("AWS_BEARER_TOKEN_BEDROCK",)
-    url_variable = "AWS_REGION"
-    default_url = ""
-    price_list = "aws"
     suffix = "/anthropic"
 
 

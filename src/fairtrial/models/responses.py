@@ -42,14 +42,9 @@ def body(adapter: SdkAdapter, call: ModelCall, *, encrypted: bool = True) -> dic
     if encrypted and not _NOT_REASONING.match(adapter._model):
         sent["include"] = ["reasoning.encrypted_content"]
     if call.tools:
+        plain = {"type": "function", "strict": False}
         sent["tools"] = [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters or {"type": "object", "properties": {}},
-                "strict": False,
-            }
+            {**plain, "name": tool.name, "description": tool.description, "parameters": tool.schema}
             for tool in call.tools
         ]
     schema = output_schema(call.output_type)

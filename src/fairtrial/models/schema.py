@@ -93,12 +93,7 @@ def _cached_output_schema(kind: Any) -> OutputSchema:
     wrapped = schema.get("type") != "object"
     if wrapped:
         definitions = schema.pop("$defs", None)
-        schema = {
-            "type": "object",
-            "properties": {"value": schema},
-            "required": ["value"],
-            "additionalProperties": False,
-        } | ({"$defs": definitions} if definitions else {})
+        schema = object_schema({"value": schema}, ["value"]) | ({"$defs": definitions} if definitions else {})
     name = "".join(mark if mark.isalnum() and mark.isascii() else "_" for mark in name_of(kind))[:64] or "answer"
     return OutputSchema(name, schema, wrapped, _is_strict(schema))
 
@@ -227,13 +222,13 @@ class _Builder:
                 properties[field.name] = {**properties[field.name], "description": description}
             if self.all_required or parameters[field.name].default is inspect.Parameter.empty:
                 required.append(field.name)
-        return _object(properties, required)
+        return object_schema(properties, required)
 
     def _typed_dict(self, base: Any, args: tuple[Any, ...]) -> Schema:
         hints = field_types(base, args)
         properties = {name: self.build(hint) for name, hint in hints.items()}
         required = required_keys(base, hints)
-        return _object(properties, [name for name in properties if self.all_required or name in required])
+        return object_schema(properties, [name for name in properties if self.all_required or name in required])
 
     def _by_pydantic(self, kind: Any) -> Schema:
         from pydantic import TypeAdapter
@@ -273,7 +268,8 @@ class _Builder:
         return adapted
 
 
-def _object(properties: dict[str, Schema], required: list[str]) -> Schema:
+def object_schema(properties: dict[str, Schema], required: list[str]) -> Schema:
+    """Return the schema of an object that has no other properties."""
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 

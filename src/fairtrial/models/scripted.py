@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Unpack
 
@@ -89,7 +89,7 @@ class ScriptedAdapter(BaseAdapter):
         self._repeat = repeat
         self._embedding = embedding
         self._lock = Lock()
-        self._calls: list[ScriptedCall] = []
+        self._calls: list[ModelCall] = []
 
     can_embed = True
 
@@ -99,7 +99,7 @@ class ScriptedAdapter(BaseAdapter):
         return bool(super().has_price) or (self._usage is not None and self._usage.cost_usd is not None)
 
     @property
-    def calls(self) -> tuple[ScriptedCall, ...]:
+    def calls(self) -> tuple[ModelCall, ...]:
         """The calls, oldest first."""
         with self._lock:
             return tuple(self._calls)
@@ -107,12 +107,12 @@ class ScriptedAdapter(BaseAdapter):
     async def _send(self, call: ModelCall) -> ModelReply:
         with self._lock:
             number = len(self._calls)
-            self._calls.append(ScriptedCall(call))
+            self._calls.append(call)
         if call.embeds:
             return self._embed(call)
         reply = self._pick(call, number)
         if inspect.isawaitable(reply):
-            reply = await _awaited(reply)
+            reply = await reply
         if isinstance(reply, BaseException):
             raise reply
         message = _message(reply, number)
@@ -146,42 +146,6 @@ class ScriptedAdapter(BaseAdapter):
             if part in asked:
                 return reply
         raise ConfigurationError(f"the script has no reply to {asked[:200]!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedCall:
-    """One call of a scripted model."""
-
-    call: ModelCall
-
-    @property
-    def messages(self) -> tuple[ChatMessage, ...]:
-        """The conversation."""
-        return self.call.messages
-
-    @property
-    def text(self) -> str:
-        """The text of the last message."""
-        return self.call.messages[-1].text if self.call.messages else ""
-
-    @property
-    def output_type(self) -> Any:
-        """The requested output type."""
-        return self.call.output_type
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The sampling parameters."""
-        return self.call.params
-
-    @property
-    def actor(self) -> str:
-        """The caller: "task" or "judge"."""
-        return self.call.actor
-
-
-async def _awaited(reply: Awaitable[ScriptedReply]) -> ScriptedReply:
-    return await reply
 
 
 def _message(reply: ScriptedReply, number: int) -> ChatMessage:

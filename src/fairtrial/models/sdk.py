@@ -43,7 +43,6 @@ from fairtrial.errors import (
 from fairtrial.models.adapter import AdapterOptions, AnswerT, ModelCall, ModelReply
 from fairtrial.models.base import BaseAdapter
 from fairtrial.models.clients import (
-    Client,
     OpenClient,
     close_all,
     error_by_code,
@@ -90,11 +89,12 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     provider: ClassVar[str]
     package: ClassVar[str]
+    client_class: ClassVar[str]
     path: str
     embedding_path = ""
     key_variables: ClassVar[tuple[str, ...]]
     url_variable: ClassVar[str]
-    default_url: ClassVar[str]
+    default_url: ClassVar[str] = ""
     default_key: ClassVar[str | None] = None  # The key if none is set, for servers without keys.
     price_list: ClassVar[str | None] = None  # The price list for `default_url`; by default the provider's.
 
@@ -171,9 +171,6 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     # Methods that the adapter of each provider implements.
 
-    def _make_client(self) -> Client:
-        raise NotImplementedError
-
     def _body(self, call: ModelCall) -> dict[str, Any]:
         """Return the body of the request."""
         raise NotImplementedError
@@ -190,8 +187,8 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         """Return the parts of an answer's usage that have prices of their own."""
         return NO_EXTRAS
 
-    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
-        """Return the usage of an answer, with its cost if known; None if the provider did not report it."""
+    def _counted(self, usage: Mapping[str, Any]) -> TokenUsage:
+        """Return the usage of an answer, without its cost."""
         raise NotImplementedError
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
@@ -200,11 +197,22 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     # Shared methods.
 
+    def _make_client(self) -> Any:
+        sdk = importlib.import_module(self.package)
+        return getattr(sdk, self.client_class)(
+            api_key=self._key,
+            base_url=self._base_url,
+            max_retries=0,
+            timeout=self._timeout,
+            default_headers=self._headers,
+            http_client=sdk.DefaultAioHttpClient(),
+        )
+
     async def __aenter__(self) -> Self:
         await self._client()
         return self
 
-    async def _client(self) -> Client:
+    async def _client(self) -> Any:
         if on_trio():
             raise ConfigurationError(
                 f"{type(self).__name__} needs asyncio, because the SDK's aiohttp transport supports no other event "
@@ -290,16 +298,19 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         library = next(base.__module__ for base in client.__mro__ if base.__name__ == "AsyncClient").partition(".")[0]
         return importlib.import_module(library).Response
 
-    async def _posted(self, client: Client, body: dict[str, Any], path: str) -> Any:
+    async def _posted(self, client: Any, body: dict[str, Any], path: str) -> Any:
         # The SDK's generic method, which takes half the CPU time of its typed methods.
         options = await self._request_options()
         response = await client.post(path, cast_to=self._response_type(), body=body, **options)
+        return self._parsed_answer(response.content)
+
+    def _parsed_answer(self, content: bytes) -> Any:
         try:
-            return parse_json(response.content)
+            return parse_json(content)
         except CodecError as error:
             raise MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {error}") from None
 
-    async def _streamed(self, client: Client, body: dict[str, Any]) -> Any:
+    async def _streamed(self, client: Any, body: dict[str, Any]) -> Any:
         module = importlib.import_module(self.package)
         options: dict[str, Any] = {"cast_to": object, "stream": True, "stream_cls": module.AsyncStream[object]}
         options |= await self._request_options()
@@ -403,8 +414,11 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         """Return the model that answered, or else the one that was asked for."""
         return named if isinstance(named, str) and named else self._model
 
-    def _with_cost(self, counted: TokenUsage, model: str, extras: UsageExtras) -> TokenUsage:
-        """Return a usage with its cost by the price list."""
+    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
+        """Return the usage of an answer, with its cost if known; None if the provider did not report it."""
+        if not isinstance(usage, Mapping):
+            return None
+        counted = self._counted(usage)
         return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
 
     def _loaded(self, part: str | Attachment) -> str | bytes:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
@@ -23,7 +23,7 @@ from fairtrial.data.session.events import ToolInvoked
 from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import CodecError, ConfigurationError, InvalidCallError
 from fairtrial.models.adapter import ToolSpec
-from fairtrial.models.schema import OutputSchema, Schema, hints_of, schema_of
+from fairtrial.models.schema import OutputSchema, Schema, hints_of, object_schema, schema_of
 from fairtrial.scoring.parameters import is_async_callable
 
 UNPARSED = "__unparsed__"
@@ -56,12 +56,7 @@ class Tool:
     __slots__ = ("_hints", "_open", "_parameters", "fn", "inline", "is_async", "spec")
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        inline: bool = False,
+        self, fn: Callable[..., Any], *, name: str | None = None, description: str | None = None, inline: bool = False
     ) -> None:
         called = name or _name(fn)
         self.fn = fn
@@ -95,12 +90,7 @@ class Tool:
             properties[name] = schema
             if parameter.default is parameter.empty:
                 required.append(name)
-        found: Schema = {
-            "type": "object",
-            "properties": properties,
-            "required": required,
-            "additionalProperties": self._open,
-        }
+        found = {**object_schema(properties, required), "additionalProperties": self._open}
         return {**found, "$defs": definitions} if definitions else found
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +167,7 @@ LONGEST_ERROR = 2000
 """The longest error message of a tool that a model receives and a session records."""
 
 
+@dataclass(slots=True)
 class ToolCaller:
     """Calls the tools of one trial.
 
@@ -189,24 +180,14 @@ class ToolCaller:
         session_id: The session of the trial, for the record.
     """
 
-    def __init__(
-        self,
-        tools: Mapping[str, Tool],
-        threads: DaemonThreads,
-        timeout_seconds: float | None = None,
-        *,
-        prompt_name: str = "",
-        adapter_name: str = "",
-        session_id: UUID | None = None,
-    ) -> None:
-        self.tools = tools
-        self._threads = threads
-        self._timeout = timeout_seconds
-        self._prompt_name = prompt_name
-        self._adapter_name = adapter_name
-        self._session_id = session_id
-        self.stopped: tuple[str, StopAgent] | None = None
-        """The tool that ended the agent, if one did."""
+    tools: Mapping[str, Tool]
+    threads: DaemonThreads
+    timeout_seconds: float | None = None
+    prompt_name: str = field(default="", kw_only=True)
+    adapter_name: str = field(default="", kw_only=True)
+    session_id: UUID | None = field(default=None, kw_only=True)
+    stopped: tuple[str, StopAgent] | None = field(default=None, init=False)
+    """The tool that ended the agent, if one did."""
 
     async def call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
         """Call a tool; returns the event to record and the content for the model, an error message if it failed."""
@@ -227,14 +208,14 @@ class ToolCaller:
             return self._failed(call, f"bad arguments: {error}")
         stop: StopAgent | None = None
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(self.timeout_seconds):
                 value = await self._invoke(tool, arguments)
         except StopAgent as error:
             stop, value = error, error.output
         except Exception as error:
-            timed_out = isinstance(error, TimeoutError) and not str(error)
-            problem = f"it did not finish within {self._timeout:g} s" if timed_out and self._timeout else ""
-            return self._failed(call, problem or f"{type(error).__name__}: {error}")
+            if isinstance(error, TimeoutError) and not str(error) and self.timeout_seconds:
+                return self._failed(call, f"it did not finish within {self.timeout_seconds:g} s")
+            return self._failed(call, f"{type(error).__name__}: {error}")
         try:
             answer = self._invoked(call, to_json(value), True, None), _content(value)
         except CodecError as error:
@@ -247,7 +228,7 @@ class ToolCaller:
         if tool.is_async or tool.inline:
             value = tool.fn(**arguments)
         else:
-            value = await self._threads.run(partial(tool.fn, **arguments))
+            value = await self.threads.run(partial(tool.fn, **arguments))
         return await value if inspect.isawaitable(value) else value
 
     def _failed(self, call: ToolCall, problem: str) -> tuple[ToolInvoked, ToolContent]:
@@ -255,18 +236,8 @@ class ToolCaller:
         return self._invoked(call, None, False, problem), f"Error: {problem}"
 
     def _invoked(self, call: ToolCall, result: Any, success: bool, problem: str | None) -> ToolInvoked:
-        return ToolInvoked(
-            call.name,
-            call.arguments,
-            result,
-            success,
-            problem,
-            self._prompt_name,
-            self._adapter_name,
-            self._session_id,
-            datetime.now(UTC),
-            call_id=call.id,
-        )
+        where = (self.prompt_name, self.adapter_name, self.session_id, datetime.now(UTC))
+        return ToolInvoked(call.name, call.arguments, result, success, problem, *where, call_id=call.id)
 
 
 def _content(value: Any) -> ToolContent:

@@ -17,16 +17,16 @@ PART = "+part"
 
 
 def base_words(run: RunRecord) -> list[str]:
-    """Return the words after `fairtrial run` for the suite of a run."""
-    words = run.noted.command_line
-    return ["SUITE"] if words is None else list(words)
+    """Return the words after `fairtrial` for the suite of a run: `run evals.py`, or `try ask.md` with its options."""
+    words = run.noted.command_line or ("SUITE",)
+    return list(words if words[0] == "try" else ("run", *words))
 
 
 def resume_command(run: RunRecord, *, max_cost: float | None = None) -> str:
     """Return the command that resumes a run, with the options that it was started with."""
     words = run.noted.resume_words
     if words is None:
-        words = ("run", *base_words(run))
+        words = tuple(base_words(run))
     if max_cost is not None:
         before = [place for place, word in enumerate(words) if word == "--max-cost"]
         kept = [word for place, word in enumerate(words) if place not in before and place - 1 not in before]
@@ -37,7 +37,7 @@ def resume_command(run: RunRecord, *, max_cost: float | None = None) -> str:
 
 def rerun_command(run: RunRecord, *, sample: str | None = None, experiment: str | None = None) -> str:
     """Return the command that runs a suite again, or one sample of it."""
-    words = ["fairtrial", "run", *base_words(run)]
+    words = ["fairtrial", *base_words(run)]
     if experiment is not None and len(run.experiments) > 1:
         words += ["--experiment", experiment]
     if sample is not None:

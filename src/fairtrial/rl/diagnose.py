@@ -243,27 +243,14 @@ def _change(before: SampleValues, after: SampleValues, metric: str, level: float
     ranges: dict[str, Range | None] = {}
     for side in (before, after):
         widen(ranges, metric, side.bounds)
-    return change(
-        [before.values[name] for name in common],
+    return paired_difference(
         [after.values[name] for name in common],
-        labels if len(set(labels)) < len(labels) else None,
+        [before.values[name] for name in common],
+        clusters=labels if len(set(labels)) < len(labels) else None,
         bounds=ranges[metric],
         level=level,
         seed=seed,
     )
-
-
-def change(
-    before: Sequence[Sequence[float]],
-    after: Sequence[Sequence[float]],
-    clusters: Sequence[str] | None = None,
-    *,
-    bounds: Range | None = None,
-    level: float = 0.95,
-    seed: int = 0,
-) -> PairedDifference:
-    """Return the mean change over samples, each with its repeats."""
-    return paired_difference(after, before, clusters=clusters, bounds=bounds, level=level, seed=seed)
 
 
 def _change_text(change: PairedDifference) -> str:
@@ -423,7 +410,7 @@ def diagnose(
         _variance_shares(seen.parts, seen.rewards),
         _mean([float(count) for count in seen.rows]),
     )
-    return _with_remarks(made)
+    return replace(made, remarks=tuple(_remarks(made)))
 
 
 def _said(rollout: Rollout) -> list[ChatMessage]:
@@ -463,10 +450,6 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _with_remarks(made: Diagnosis) -> Diagnosis:
-    return replace(made, remarks=tuple(_remarks(made)))
-
-
 def _remarks(made: Diagnosis) -> Iterator[str]:
     if made.group_size < 2:
         yield "No group has two scored rollouts, so there are no advantages: run with EvalConfig(repeats=8)."
@@ -482,11 +465,9 @@ def _remarks(made: Diagnosis) -> Iterator[str]:
     if made.scored < made.rollouts:
         yield f"{made.rollouts - made.scored:,} rollouts have no reward: trainers leave them out."
     for name, found in made.correlations.items():
-        if (
-            found.interval is not None
-            and found.value is not None
-            and min(abs(found.interval.low), abs(found.value)) > (_STRONG)
-        ):
+        if found.interval is None or found.value is None:
+            continue
+        if min(abs(found.interval.low), abs(found.value)) > _STRONG:
             yield f"The reward follows {name} (rank correlation {found.value:.2f}): a policy may learn that alone."
     for name, share in made.shares.items():
         if share == 0.0:

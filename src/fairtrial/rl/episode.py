@@ -15,9 +15,9 @@ from fairtrial.models.agent import AgentParts
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.rl.export import prompt_maker
-from fairtrial.rl.fork import World, agent_parts, tool_rows
+from fairtrial.rl.fork import World, agent_parts
 from fairtrial.rl.groups import RolloutStatus, rollout
-from fairtrial.rl.local_model import ChatRow, with_adapter
+from fairtrial.rl.local_model import ChatRow, tool_rows, with_adapter
 from fairtrial.rl.reward import RewardFunction, Row, import_path, load_object, reward
 from fairtrial.scoring.score import Score
 from fairtrial.suites.suite import EvalSuite
@@ -58,7 +58,7 @@ class TrainingConversation:
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools, in the format of chat templates."""
-        return tool_rows(self._world.tools)
+        return tool_rows(tool.spec for tool in self._world.tools.values())
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolInvoked:
         """Call a tool; a failed call is marked as such."""
@@ -143,11 +143,7 @@ class TrainerEpisode:
         return (await self.play(data, base_url=base_url, api_key=api_key)).reward
 
     async def play(
-        self,
-        data: Sample[Any, Any] | Row,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
+        self, data: Sample[Any, Any] | Row, *, base_url: str | None = None, api_key: str | None = None
     ) -> EpisodeResult:
         """Run one episode and return how it ended.
 

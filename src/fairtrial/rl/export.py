@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -20,9 +20,8 @@ from fairtrial.models.agent import PrepareMessages, opening_messages
 from fairtrial.models.tools import Tool, as_tools
 from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
-from fairtrial.rl.fork import tool_rows
 from fairtrial.rl.groups import Group, Rollout, TokenRow, groups, load_group
-from fairtrial.rl.local_model import ChatRow, split_prompt, to_chat
+from fairtrial.rl.local_model import ChatRow, split_prompt, to_chat, tool_rows
 from fairtrial.rl.reward import sample_text
 from fairtrial.store.export import opened
 from fairtrial.suites.suite import EvalSuite
@@ -58,8 +57,7 @@ def write_prompts(
     count = 0
     with opened(target, binary=False) as file:
         for count, sample in enumerate(suite.dataset, 1):
-            chat = make(sample)
-            file.write(dumps(_ROWS[format](suite, sample, chat, count - 1)) + "\n")
+            file.write(dumps(_row(format, suite, sample, make(sample), count - 1)) + "\n")
     return count
 
 
@@ -85,54 +83,28 @@ def prompt_maker(
     return lambda sample: [to_chat(message) for message in call_sync(partial(prompt, sample))]
 
 
-def _plain(key: str) -> Callable[..., dict[str, Any]]:
-    def row(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
-        return {key: chat, "sample_id": sample.id, "sample": dumps(sample_text(sample))}
-
-    return row
-
-
-def _verl(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
-    return {
-        "data_source": suite.name,
-        "prompt": chat,
-        "reward_model": {"style": "rule", "ground_truth": _truth(sample)},
-        "extra_info": {"index": index, "sample_id": sample.id, "sample": dumps(sample_text(sample))},
-    }
-
-
-def _skyrl(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
-    return {
-        "data_source": suite.name,
-        "prompt": chat,
-        "env_class": suite.name,
-        "reward_spec": {"method": "rule", "ground_truth": _truth(sample)},
-        "extra_info": {"index": index, "sample_id": sample.id, "sample": dumps(sample_text(sample))},
-    }
-
-
-def _openrlhf(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
-    return {"input": chat, "label": dumps(sample_text(sample))}
-
-
-def _miles(suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int) -> dict[str, Any]:
-    return {"prompt": chat, "label": dumps(sample_text(sample)), "metadata": {"sample_id": sample.id}}
-
-
-def _truth(sample: Sample[Any, Any]) -> str:
-    expected = sample.expected
-    return expected if isinstance(expected, str) else dumps(to_json(expected))
-
-
-_ROWS: dict[str, Callable[..., dict[str, Any]]] = {
-    "trl": _plain("prompt"),
-    "verl": _verl,
-    "skyrl": _skyrl,
-    "openrlhf": _openrlhf,
-    "miles": _miles,
-    "areal": _plain("messages"),
-    "messages": _plain("messages"),
-}
+def _row(
+    format: PromptFormat, suite: EvalSuite, sample: Sample[Any, Any], chat: list[ChatRow], index: int
+) -> dict[str, Any]:
+    """Return the row of a sample in the columns of a trainer."""
+    text, expected = dumps(sample_text(sample)), sample.expected
+    named = {"sample_id": sample.id, "sample": text}
+    truth = {"ground_truth": expected if isinstance(expected, str) else dumps(to_json(expected))}
+    described = {"data_source": suite.name, "prompt": chat}
+    more = {"extra_info": {"index": index, **named}}
+    match format:
+        case "trl":
+            return {"prompt": chat, **named}
+        case "verl":
+            return {**described, "reward_model": {"style": "rule", **truth}, **more}
+        case "skyrl":
+            return {**described, "env_class": suite.name, "reward_spec": {"method": "rule", **truth}, **more}
+        case "openrlhf":
+            return {"input": chat, "label": text}
+        case "miles":
+            return {"prompt": chat, "label": text, "metadata": {"sample_id": sample.id}}
+        case "areal" | "messages":
+            return {"messages": chat, **named}
 
 
 type TrainingFormat = Literal["trajectories", "sft", "dpo", "kto", "tokens"]
@@ -196,7 +168,8 @@ def export(
         raise ConfigurationError(f"format must be one of {', '.join(TRAINING_FORMATS)} (got {format!r})")
     if margin < 0:
         raise ConfigurationError(f"margin must be at least 0 (got {margin})")
-    selection = _Selection(min_reward, margin, truncated, tool_rows(as_tools(tools)))
+    described = tool_rows(tool.spec for tool in as_tools(tools).values())
+    selection = _Selection(min_reward, margin, truncated, {"tools": described} if described else {})
     found = groups(report, advantage=advantage, convention=convention)
     rows = (row for group in found for row in _WRITERS[format](selection, load_group(group)))
     first = next(rows, None)
@@ -221,19 +194,19 @@ class _Example:
     completion: list[ChatRow]
 
 
+@dataclass(slots=True)
 class _Selection:
     """Chooses rollouts and counts those that are left out."""
 
-    def __init__(self, min_reward: float | None, margin: float, truncated: bool, tools: list[Any]) -> None:
-        self._min_reward = min_reward
-        self._truncated = truncated
-        self.margin = margin
-        self.extra: dict[str, Any] = {"tools": tools} if tools else {}
-        self.left_out: Counter[str] = Counter()
+    min_reward: float | None
+    margin: float
+    truncated: bool
+    extra: dict[str, Any]
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def passed(self, rollout: Rollout) -> bool:
-        if self._min_reward is not None:
-            return rollout.reward is not None and rollout.reward >= self._min_reward
+        if self.min_reward is not None:
+            return rollout.reward is not None and rollout.reward >= self.min_reward
         return rollout.result.passed
 
     def examples(self, group: Group) -> Iterator[_Example]:
@@ -241,7 +214,7 @@ class _Selection:
             if rollout.reward is None:
                 self.left_out["unscored"] += 1
                 continue
-            if rollout.status == "truncated" and not self._truncated:
+            if rollout.status == "truncated" and not self.truncated:
                 self.left_out["truncated"] += 1
                 continue
             try:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from random import getrandbits
 from typing import Any
 
 import anyio
 
-from fairtrial.base.codec import to_json
 from fairtrial.base.formatting import number
 from fairtrial.base.frozen import first_is
 from fairtrial.base.offload import DaemonThreads
@@ -57,18 +55,6 @@ def required_parts(suite: EvalSuite, what: str) -> AgentParts:
     if found is None:
         raise ConfigurationError(f"{what} needs a suite whose task is an agent_task(...) (got that of {suite.name!r})")
     return found
-
-
-def tool_rows(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
-    """Return tools in the format of chat templates."""
-    specs = [tool.spec for tool in tools.values()]
-    return [
-        {
-            "type": "function",
-            "function": {"name": one.name, "description": one.description, "parameters": to_json(one.parameters)},
-        }
-        for one in specs
-    ]
 
 
 class World:
@@ -129,9 +115,8 @@ class World:
         holder, self._holder = self._holder, None
         if holder is None or holder.done():
             return
-        leaving = self._leaving
-        if leaving is not None:
-            self._portal.start_task_soon(partial(_set, leaving))
+        if self._leaving is not None:
+            self._portal.start_task_soon(self._leaving.set)
         try:
             holder.result(self._close_seconds)
         except TimeoutError:
@@ -141,13 +126,7 @@ class World:
 
 def worlds_of(environments: Sequence[Any] | None) -> list[World | None] | None:
     """Return the worlds of the environments that a trainer passes to reward functions; None if it has none."""
-    if environments is None:
-        return None
-    return [getattr(one, WORLD, None) for one in environments]
-
-
-async def _set(event: anyio.Event) -> None:
-    event.set()
+    return None if environments is None else [getattr(one, WORLD, None) for one in environments]
 
 
 def _one_line(error: BaseException) -> str:
@@ -280,10 +259,8 @@ async def turn_values(
     places = checkpoints(result)
     report = await _continue(result, suite, places, n, store, seed)
     rewards = sample_values(report, "reward")
-    estimates: list[MeanEstimate] = []
-    for place in places:
-        values = rewards.values[_child_id(result, place)]
-        estimates.append(mean_interval([[value] for value in values], bounds=rewards.bounds, level=level))
+    found = [rewards.values[_child_id(result, place)] for place in places]
+    estimates = [mean_interval([[one] for one in values], bounds=rewards.bounds, level=level) for values in found]
     ends = [*(estimate.mean for estimate in estimates[1:]), None if result.score is None else result.score.reward]
     messages = result.trajectory.messages
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from math import comb
 from random import getrandbits
 from typing import Any, Literal
@@ -109,15 +110,13 @@ type Signal = Literal["mixed", "all_equal", "unscored"]
 _FAILED = ("task_error", "dead_letter")
 
 
+@dataclass(frozen=True, slots=True)
 class RolloutSource:
     """Loads the result of one trial from its store."""
 
-    __slots__ = ("ordinal", "run", "store")
-
-    def __init__(self, store: RunStore, run: RunRecord, ordinal: int) -> None:
-        self.store = store
-        self.run = run
-        self.ordinal = ordinal
+    store: RunStore
+    run: RunRecord
+    ordinal: int
 
     def load(self) -> EvalResult:
         """Return the result with its session."""
@@ -311,23 +310,11 @@ def _experiment_groups(
 ) -> Iterator[Group]:
     facts = iter(store.sample_facts(run.run_id))
     place, sample_id = -1, ""
-    members: list[ScoreRow] = []
-
-    def finished() -> Iterator[Group]:
-        if members:
-            yield _group(store, run, experiment, sample_id, members, advantage, convention)
-
-    for row in store.scores(run.run_id, experiment=experiment):
-        if row.outcome == "not_run":
-            continue
-        wanted = run.split(row.ordinal)[0]
-        if wanted != place:
-            yield from finished()
-            members = []
-            while place < wanted:
-                place, sample_id, _ = next(facts)
-        members.append(row)
-    yield from finished()
+    rows = (row for row in store.scores(run.run_id, experiment=experiment) if row.outcome != "not_run")
+    for wanted, members in groupby(rows, lambda row: run.split(row.ordinal)[0]):
+        while place < wanted:
+            place, sample_id, _ = next(facts)
+        yield _group(store, run, experiment, sample_id, list(members), advantage, convention)
 
 
 def _group(

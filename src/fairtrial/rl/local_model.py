@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from fairtrial.base.codec import to_json
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall, from_chat
 from fairtrial.errors import ConfigurationError
-from fairtrial.models.adapter import ModelCall, ModelReply, ProviderAdapter, SampledTokens
+from fairtrial.models.adapter import ModelCall, ModelReply, ProviderAdapter, SampledTokens, ToolSpec
 from fairtrial.models.base import BaseAdapter
 from fairtrial.suites.suite import EvalSuite
 from fairtrial.trials.context import running_trial
@@ -62,6 +62,14 @@ def to_chat(message: ChatMessage) -> ChatRow:
     elif message.name:
         row["name"] = message.name
     return row
+
+
+def tool_rows(specs: Iterable[ToolSpec]) -> list[dict[str, Any]]:
+    """Return tools in the format of chat templates."""
+    functions = [
+        {"name": one.name, "description": one.description, "parameters": to_json(one.parameters)} for one in specs
+    ]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 def messages_of(conversation: str | Sequence[Any], *, role: str) -> list[ChatMessage]:
@@ -148,11 +156,7 @@ class LocalModelAdapter(BaseAdapter):
 
     def _prompt(self, call: ModelCall, key: Any) -> list[int]:
         chat = [to_chat(message) for message in call.messages]
-        tools = [
-            {"type": "function", "function": {"name": one.name, "description": one.description,
-             "parameters": to_json(one.parameters)}}
-            for one in call.tools
-        ] or None  # fmt: skip
+        tools = tool_rows(call.tools) or None
         count, held = self._held.get(key, (0, []))
         if key is None or not held:
             return list(self._encode(self._render(chat, tools)))

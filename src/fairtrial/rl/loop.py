@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from fairtrial.base.codec import canonical
@@ -72,9 +71,7 @@ class MetricLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
 
@@ -345,13 +342,10 @@ async def train(
 
 def _samples(prompts: Sequence[Any], step: int) -> list[Sample[Any, Any]]:
     """Return the prompts as samples with distinct ids: a batch may reach from one epoch into the next."""
-    samples = [
-        prompt if isinstance(prompt, Sample) else Sample(f"step_{step}_{place}", {"prompt": prompt})
-        for place, prompt in enumerate(prompts)
-    ]
     seen: Counter[str] = Counter()
     distinct: list[Sample[Any, Any]] = []
-    for sample in samples:
+    for place, prompt in enumerate(prompts):
+        sample = prompt if isinstance(prompt, Sample) else Sample(f"step_{step}_{place}", {"prompt": prompt})
         seen[sample.id] += 1
         again = seen[sample.id]
         distinct.append(sample if again == 1 else replace(sample, id=f"{sample.id}#{again}"))

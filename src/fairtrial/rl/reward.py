@@ -163,6 +163,16 @@ class RewardFunction:
         """
         if completions is None:
             raise ConfigurationError("completions must be given: a list of texts or of lists of messages")
+        scores = self.score_columns(prompts, completions, columns)
+        if log_metric is not None:
+            known = [() if score is None else score.metrics for score in scores]
+            log_means(log_metric, [{one.name: one.value for one in metrics if one.weight == 0} for metrics in known])
+        return [None if score is None else score.reward for score in scores]
+
+    def score_columns(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], columns: Mapping[str, Any]
+    ) -> list[Score | None]:
+        """Return the scores of a batch whose samples and environments are columns, as trainers pass them."""
         name = "sample" if "sample" in columns else "sample_id"
         if name not in columns:
             raise ConfigurationError(
@@ -171,10 +181,7 @@ class RewardFunction:
             )
         given = [None] * len(completions) if prompts is None else prompts
         rows = [{name: value} for value in columns[name]]
-        scores = self.score_batch(rows, completions, given, worlds=worlds_of(columns.get("environments")))
-        if log_metric is not None:
-            _log_tracked(log_metric, scores)
-        return [None if score is None else score.reward for score in scores]
+        return self.score_batch(rows, completions, given, worlds=worlds_of(columns.get("environments")))
 
     def score(
         self,
@@ -282,9 +289,7 @@ class RewardFunction:
         return Case(sample, output, session, adapter=self._adapter, environment=environment)
 
     def _output(self, text: str) -> Any:
-        if self._output_type in _TEXT:
-            return text
-        return decode(self._output_type, text)
+        return text if self._output_type in _TEXT else decode(self._output_type, text)
 
     def sample_of(self, row: Row) -> Sample[Any, Any]:
         """Return the sample of a row of a training file."""
@@ -380,11 +385,8 @@ def conversation_session(messages: Sequence[ChatMessage], invoked: Sequence[Tool
     return session
 
 
-def _log_tracked(log_metric: Callable[[str, float], object], scores: Sequence[Score | None]) -> None:
-    tracked: dict[str, list[float]] = {}
-    for score in scores:
-        for metric in () if score is None else score.metrics:
-            if metric.weight == 0:
-                tracked.setdefault(metric.name, []).append(metric.value)
-    for name, values in tracked.items():
+def log_means(log_metric: Callable[[str, float], object], rows: Sequence[Mapping[str, float]]) -> None:
+    """Log the mean of each metric over the rows that have it."""
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
         log_metric(name, sum(values) / len(values))

@@ -112,7 +112,7 @@ def skyrl_env(suite: EvalSuite, *, max_turns: int = 20, parse: ParseReply = pars
 
         def init(self, prompt: Any) -> Any:
             """Begin with the prompt of the training file."""
-            self._game.begin(prompt)
+            self._game.prompt = list(prompt)
             return prompt, {}
 
         def step(self, action: str) -> Any:
@@ -157,15 +157,11 @@ class TextGame:
                 'write the training file with fairtrial.rl.write_prompts(suite, "train.jsonl", "skyrl")'
             )
         self._conversation: TrainingConversation = conversations.begin(row)
-        self._prompt: list[ChatRow] | None = None
+        self.prompt: list[ChatRow] | None = None
         self._said: list[ChatRow] = []
         self._left = max_turns
         self._parse = parse
         self.metrics: dict[str, float] = {}
-
-    def begin(self, prompt: Any) -> None:
-        """Begin with the messages of a prompt."""
-        self._prompt = list(prompt)
 
     def step(self, action: str) -> GameStep:
         """Take an answer of the model."""
@@ -173,7 +169,7 @@ class TextGame:
         self._said.append(to_chat(message))
         self._left -= 1
         if not message.tool_calls or not self._left:
-            score = self._conversation.finish(self._said, self._prompt)
+            score = self._conversation.finish(self._said, self.prompt)
             self.metrics = metrics_of(score)
             return GameStep([], score.reward, True, self.metrics)
         observed: list[ChatRow] = []
@@ -242,16 +238,8 @@ def verifiers_taskset(suite: EvalSuite) -> Any:
             """Yield the samples as tasks."""
             for sample in suite.dataset:
                 system, messages = split_system(prompt_of(sample))
-                yield VerifiersTask(
-                    VerifiersData(
-                        prompt=messages,
-                        system_prompt=system,
-                        id=sample.id,
-                        sample_id=sample.id,
-                        sample=dumps(sample_text(sample)),
-                    ),
-                    self.config.task,
-                )
+                named = {"id": sample.id, "sample_id": sample.id, "sample": dumps(sample_text(sample))}
+                yield VerifiersTask(VerifiersData(prompt=messages, system_prompt=system, **named), self.config.task)
 
     for made in (VerifiersData, VerifiersTask, VerifiersTaskset):
         made.__qualname__ = made.__name__

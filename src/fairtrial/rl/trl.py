@@ -9,8 +9,9 @@ import json
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -24,22 +25,15 @@ from fairtrial.reports.figures.rules import GateRules
 from fairtrial.reports.gate.gate import gate
 from fairtrial.reports.report import EvalReport
 from fairtrial.rl.export import write_prompts
-from fairtrial.rl.fork import WORLD, World, agent_parts, required_parts, worlds_of
+from fairtrial.rl.fork import WORLD, World, agent_parts, required_parts
 from fairtrial.rl.groups import Rollout, rollout
 from fairtrial.rl.local_model import LocalModelAdapter, ParseReply, parse_tool_calls, with_adapter
-from fairtrial.rl.reward import RewardFunction, import_path, load_object, reward
+from fairtrial.rl.reward import RewardFunction, import_path, load_object, log_means, reward
 from fairtrial.scoring.score import Score
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites.suite import EvalSuite
 
-_TYPES: Mapping[str, Any] = {
-    "integer": int,
-    "number": float,
-    "string": str,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
+_TYPES = {"integer": int, "number": float, "string": str, "boolean": bool, "array": list, "object": dict}
 _TAKEN = ("reset", "get_reward", "close")
 
 
@@ -150,9 +144,7 @@ def _method(tool: Tool) -> Any:
 
 def _hint(schema: Mapping[str, Any]) -> Any:
     choices = schema.get("enum")
-    if choices:
-        return Literal[tuple(choices)]
-    return _TYPES.get(str(schema.get("type")), dict)
+    return Literal[tuple(choices)] if choices else _TYPES.get(str(schema.get("type")), dict)
 
 
 REWARD, METRICS = "fairtrial_reward", "fairtrial_metrics"
@@ -161,24 +153,17 @@ REWARD, METRICS = "fairtrial_reward", "fairtrial_metrics"
 _log = logging.getLogger("fairtrial.rl")
 
 
+@dataclass(eq=False)
 class TrlRollouts:
     """A `rollout_func` of TRL; made by `TrlTraining.rollout_func`."""
 
-    def __init__(
-        self,
-        suite: EvalSuite,
-        samples: RewardFunction,
-        adapter: ProviderAdapter | None,
-        max_new_tokens: int | None,
-        parse: ParseReply,
-    ) -> None:
-        self.__name__ = "fairtrial_rollouts"
-        self._suite = suite
-        self._samples = samples
-        self._adapter = adapter
-        self._max_new_tokens = max_new_tokens
-        self._parse = parse
-        self._started = False
+    suite: EvalSuite
+    samples: RewardFunction
+    adapter: ProviderAdapter | None
+    max_new_tokens: int | None
+    parse: ParseReply
+    _started: bool = field(default=False, init=False)
+    __name__ = "fairtrial_rollouts"
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Execute a rollout for each prompt and return its tokens, masks, log-probabilities and rewards."""
@@ -193,24 +178,24 @@ class TrlRollouts:
         return self._columns([found[name].pop(0) for name in names], prompts, trainer.processing_class)
 
     def _rollouts(self, names: Sequence[str], trainer: Any) -> dict[str, list[Rollout]]:
-        adapter = self._adapter
+        adapter = self.adapter
         if adapter is None:
             adapter = LocalModelAdapter(
                 trainer.model,
                 trainer.processing_class,
-                self._max_new_tokens or trainer.args.max_completion_length,
+                self.max_new_tokens or trainer.args.max_completion_length,
                 temperature=trainer.args.temperature,
                 tokens=True,
-                parse=self._parse,
+                parse=self.parse,
             )
-        task = with_adapter(self._suite, adapter)
+        task = with_adapter(self.suite, adapter)
         policy = f"step-{trainer.state.global_step}"
         found: dict[str, list[Rollout]] = {}
         wanted = Counter(names)
         for size in sorted(set(wanted.values())):
-            samples = [self._samples.sample_of({"sample_id": name}) for name, count in wanted.items() if count == size]
-            config = replace(self._suite.config, max_samples=None, warmup=0, stop_when=None)
-            call = partial(rollout, samples, task, self._suite.evaluator, group_size=size, policy=policy, config=config)
+            samples = [self.samples.sample_of({"sample_id": name}) for name, count in wanted.items() if count == size]
+            config = replace(self.suite.config, max_samples=None, warmup=0, stop_when=None)
+            call = partial(rollout, samples, task, self.suite.evaluator, group_size=size, policy=policy, config=config)
             for group in call_sync(call):
                 found[group.sample_id] = list(group.rollouts)
         return found
@@ -257,8 +242,7 @@ _TOKENS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 class RolloutReward:
     """The reward function of rollouts that are scored already."""
 
-    def __init__(self) -> None:
-        self.__name__ = "reward"
+    __name__ = "reward"
 
     def __call__(
         self, *, log_metric: Callable[[str, float], object] | None = None, **columns: Any
@@ -267,10 +251,7 @@ class RolloutReward:
         if REWARD not in columns:
             raise ConfigurationError("the trainer must have rollout_func=training.rollout_func() (it has none)")
         if log_metric is not None:
-            metrics: Sequence[Mapping[str, float]] = columns.get(METRICS) or ()
-            for name in sorted({name for one in metrics for name in one}):
-                values = [one[name] for one in metrics if name in one]
-                log_metric(name, sum(values) / len(values))
+            log_means(log_metric, columns.get(METRICS) or ())
         return list(columns[REWARD])
 
 
@@ -293,10 +274,7 @@ def _sample_id(prompt: Any) -> str:
 
 
 def trl(
-    suite: EvalSuite,
-    *,
-    metrics: Mapping[str, float] | None = None,
-    prepare_messages: PrepareMessages | None = None,
+    suite: EvalSuite, *, metrics: Mapping[str, float] | None = None, prepare_messages: PrepareMessages | None = None
 ) -> TrlTraining:
     """Return what a trainer of TRL needs to train on a suite.
 
@@ -452,13 +430,13 @@ class TrlTraining:
         return Evaluation()
 
 
+@dataclass(eq=False)
 class SharedScores:
     """The scores of the last batch, shared by the functions of its metrics: each completion is scored once."""
 
-    def __init__(self, function: RewardFunction, weights: Mapping[str, float]) -> None:
-        self.function = function
-        self.weights = weights
-        self._last: tuple[Any, list[Score | None]] | None = None
+    function: RewardFunction
+    weights: Mapping[str, float]
+    _last: tuple[Any, list[Score | None]] | None = field(default=None, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedScores, (self.function, self.weights)
@@ -466,19 +444,14 @@ class SharedScores:
     def of(self, prompts: Any, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Score | None]:
         """Return the scores of a batch."""
         if self._last is None or self._last[0] is not completions:
-            name = "sample" if "sample" in columns else "sample_id"
-            rows = [{name: value} for value in columns[name]]
-            given = prompts or [None] * len(completions)
-            worlds = worlds_of(columns.get("environments"))
-            scores = self.function.score_batch(rows, completions, given, worlds=worlds)
+            scores = self.function.score_columns(prompts or None, completions, columns)
             for score in scores:
-                self._check(score)
+                if score is not None:
+                    self._check(score)
             self._last = completions, scores
         return self._last[1]
 
-    def _check(self, score: Score | None) -> None:
-        if score is None:
-            return
+    def _check(self, score: Score) -> None:
         found = {metric.name: metric.weight for metric in score.metrics if metric.weight > 0}
         if found != self.weights:
             raise ConfigurationError(
@@ -503,21 +476,15 @@ class MetricReward:
         return [None if score is None else score.metric(self.__name__) for score in scores]
 
 
-class _undisturbed:  # noqa: N801 - used like a function
-    """Switches a model to evaluation, and restores its mode and the random state of torch."""
+@contextmanager
+def _undisturbed(model: Any) -> Iterator[None]:
+    """Switch a model to evaluation; at the end, restore its mode and the random state of torch."""
+    import torch
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __enter__(self) -> None:
-        import torch
-
-        self._state = torch.get_rng_state()
-        self._training = self._model.training
-        self._model.eval()
-
-    def __exit__(self, *error: object) -> None:
-        import torch
-
-        self._model.train(self._training)
-        torch.set_rng_state(self._state)
+    state, training = torch.get_rng_state(), model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+        torch.set_rng_state(state)

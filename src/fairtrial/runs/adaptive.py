@@ -46,7 +46,7 @@ def check_prices(config: EvalConfig, rules: TrialRules) -> None:
         raise ConfigurationError(f"strict_cost: the price of {names} is unknown\n{GIVE_PRICES}")
     log.warning(
         "the price of %s is unknown: its calls do not count against max_cost_usd. %s; strict_cost=True "
-        "(--strict-cost) refuses such runs",
+        "(strict-cost = true in [tool.fairtrial]) refuses such runs",
         names,
         GIVE_PRICES,
     )

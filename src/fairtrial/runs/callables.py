@@ -17,21 +17,12 @@ import os
 import re
 import sys
 import tempfile
+import types
 from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from inspect import get_annotations
 from pathlib import PurePath
-from types import (
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
 from typing import Any
 
 from fairtrial.base.codec import canonical, digest
@@ -99,7 +90,7 @@ class Description:
     files: set[str] = field(default_factory=set)
     packages: set[str] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
-    typed: list[CodeType] = field(default_factory=list)
+    typed: list[types.CodeType] = field(default_factory=list)
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each part."""
@@ -211,7 +202,7 @@ class _Walk:
     # Values
 
     def _referred(self, name: str, value: Any) -> JSON:
-        if isinstance(value, FunctionType):
+        if isinstance(value, types.FunctionType):
             return self._function(name, value)
         return self._class(name, value) if isinstance(value, type) else self._object(name, value)
 
@@ -230,13 +221,13 @@ class _Walk:
             return ["enum", self._location(kind), value.name, self._value(value.value, path, name)]
         if isinstance(value, bytes | bytearray):
             return self._bytes(bytes(value), name)
-        if isinstance(value, dict | list | tuple | set | frozenset | deque | MappingProxyType | ChainMap):
+        if isinstance(value, dict | list | tuple | set | frozenset | deque | types.MappingProxyType | ChainMap):
             return self._container(value, path, name)
-        if isinstance(value, FunctionType | type):
+        if isinstance(value, types.FunctionType | type):
             return self._refer(value, self._location(value))
         if isinstance(value, PurePath):
             return ["path", self._text(str(value), path, name)]
-        if isinstance(value, MethodType):
+        if isinstance(value, types.MethodType):
             return ["method", self._value(value.__func__, path), self._value(value.__self__, path)]
         if isinstance(value, functools.partial):
             keywords: list[JSON] = [
@@ -252,7 +243,7 @@ class _Walk:
         if isinstance(value, property | functools.cached_property):
             getters = [getattr(value, part, None) for part in ("fget", "fset", "func")]
             return ["property", *(self._value(item, path) for item in getters)]
-        if isinstance(value, ModuleType):
+        if isinstance(value, types.ModuleType):
             return self._module(value)
         if callable(value) and _is_library_type(kind) and not hasattr(kind, HOOK):
             called = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
@@ -269,7 +260,7 @@ class _Walk:
             parameters = value.cache_parameters() if hasattr(value, "cache_parameters") else None
             return ["wrapped", _type_name(type(value)), repr(parameters), self._value(wrapped, path)]
         owner = getattr(value, "__self__", None)
-        bound = None if owner is None or isinstance(owner, ModuleType) else self._value(owner, path)
+        bound = None if owner is None or isinstance(owner, types.ModuleType) else self._value(owner, path)
         return ["name", module, name, bound]
 
     def _text(self, text: str, path: str, name: str) -> JSON:
@@ -298,7 +289,7 @@ class _Walk:
         try:
             if isinstance(value, set | frozenset):
                 return [kind, sorted((self._alone(item) for item in value), key=canonical)]
-            if isinstance(value, dict | MappingProxyType | ChainMap):
+            if isinstance(value, dict | types.MappingProxyType | ChainMap):
                 return [
                     kind,
                     [
@@ -325,7 +316,7 @@ class _Walk:
         self._found.packages |= found.packages
         return digest(found.parts)
 
-    def _module(self, module: ModuleType) -> JSON:
+    def _module(self, module: types.ModuleType) -> JSON:
         file = getattr(module, "__file__", None)
         if not file or is_library(file):
             self._package(module.__name__)
@@ -342,7 +333,7 @@ class _Walk:
 
     # Functions
 
-    def _function(self, name: str, function: FunctionType) -> JSON:
+    def _function(self, name: str, function: types.FunctionType) -> JSON:
         code = function.__code__
         facts: dict[str, JSON] = {"function": self._location(function)}
         if is_library(code.co_filename):
@@ -375,13 +366,13 @@ class _Walk:
 
     def _variable(self, path: str, value: Any, name: str) -> JSON:
         """Describe a variable or an attribute as a part of its own, so that a change of it can be named."""
-        if isinstance(value, FunctionType | type | ModuleType) or _is_object(value):
+        if isinstance(value, types.FunctionType | type | types.ModuleType) or _is_object(value):
             return self._value(value, path, name)
         name_of_part = self._add(f"{path}()" if callable(value) else path, value, name)
         self._found.values.add(name_of_part)
         return ["part", name_of_part]
 
-    def _code(self, function: FunctionType) -> JSON:
+    def _code(self, function: types.FunctionType) -> JSON:
         code = function.__code__
         if os.path.exists(code.co_filename):
             self._found.files.add(code.co_filename)
@@ -391,7 +382,7 @@ class _Walk:
                 return ["source", source]
         return ["bytecode", bytecode_digest(code)]
 
-    def _globals(self, function: FunctionType) -> JSON:
+    def _globals(self, function: types.FunctionType) -> JSON:
         """Describe the global values, functions, classes and modules that a function refers to."""
         space = function.__globals__
         file = space.get("__file__")
@@ -404,7 +395,7 @@ class _Walk:
 
     def _global(self, where: str, space: dict[str, Any], name: str, used: frozenset[str]) -> JSON:
         value = space[name]
-        if isinstance(value, ModuleType):
+        if isinstance(value, types.ModuleType):
             return self._members(value, used)
         key = id(space), name
         if key not in self._globals_seen:
@@ -412,7 +403,7 @@ class _Walk:
             self._globals_seen[key] = self._variable(f"{where}:{name}", value, name)
         return self._globals_seen[key]
 
-    def _members(self, module: ModuleType, used: frozenset[str]) -> JSON:
+    def _members(self, module: types.ModuleType, used: frozenset[str]) -> JSON:
         """Describe a module by its name, and one of the project by the members that are used."""
         found = self._module(module)
         file = getattr(module, "__file__", None)
@@ -474,7 +465,7 @@ class _Walk:
         if kind.__module__ in _VALUES:
             copied = value.__reduce_ex__(2)
             return ["value", called, *(self._value(item, name) for item in copied[1:3])]
-        if isinstance(value, SimpleNamespace):
+        if isinstance(value, types.SimpleNamespace):
             return ["value", called, self._value(dict(sorted(vars(value).items())), name)]
         if (array := _array(value, kind)) is not None:
             return ["value", called, *array]
@@ -496,7 +487,7 @@ class _Walk:
         return ["object", called, names]
 
 
-_NOT_OBJECTS = (dict, list, tuple, set, frozenset, enum.Enum, functools.partial, MethodType, PurePath)
+_NOT_OBJECTS = (dict, list, tuple, set, frozenset, enum.Enum, functools.partial, types.MethodType, PurePath)
 
 
 def _type_name(kind: type) -> str:
@@ -528,7 +519,7 @@ def _is_object(value: Any) -> bool:
 def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(cls).items()):
         function = getattr(value, "__func__", value)
-        if isinstance(function, FunctionType):
+        if isinstance(function, types.FunctionType):
             if function.__code__.co_filename != _GENERATED:
                 yield name, value
         elif name == "__dataclass_fields__":
@@ -538,7 +529,7 @@ def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
         elif not (
             _is_special(name)
             or name == "_abc_impl"
-            or isinstance(value, MemberDescriptorType | GetSetDescriptorType)
+            or isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
             or type(value).__module__.startswith(("_abc", "pydantic"))
         ):
             yield name, value

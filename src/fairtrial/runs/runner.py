@@ -20,18 +20,9 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.models.judges.checks import judge_notes
 from fairtrial.reports.figures.metrics import ERRORS
-from fairtrial.runs import run_lease
+from fairtrial.runs import events, run_lease
 from fairtrial.runs.adaptive import check_event_loop, check_rule, follow
 from fairtrial.runs.baseline import Baseline, describe_code
-from fairtrial.runs.events import (
-    EvalRunCompleted,
-    EvalRunStarted,
-    Observer,
-    Observers,
-    ResumeWarning,
-    log,
-    log_fields,
-)
 from fairtrial.runs.identity import ResumedRun
 from fairtrial.runs.opening import (
     Opening,
@@ -98,7 +89,7 @@ def prepare(
     *,
     store: RunStore,
     tags: Mapping[str, str],
-    observers: Sequence[Observer] = (),
+    observers: Sequence[events.Observer] = (),
     adapter: Any = None,
     lifespan: Lifespan | None = None,
     version: str | None = None,
@@ -132,7 +123,7 @@ def prepare(
         raise ConfigurationError(f"suite {name!r} has no task: pass one to the suite or to each experiment")
     check_rule(config, names)
     scorer = resolve(evaluator)
-    heard_by = Observers(observers)
+    heard_by = events.Observers(observers)
     rules = TrialRules(
         tasks=tuple(resolve_task(experiment.task or task) for experiment in chosen),
         experiments=chosen,
@@ -202,12 +193,12 @@ class OpenRun:
         if self.progress is not None:
             self.progress.stored = stored
         retried = await ask_store(self._count_errors, _READING) if stored and self.request.resume.retry_errors else 0
-        event = EvalRunStarted(
+        event = events.EvalRunStarted(
             run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice, retried
         )
         if stored and not self.request.observers.announce_resume:
             # A warning, because Python shows nothing below that unless logging is configured.
-            log.warning(event.resume_text(f"run {run.name}"))
+            events.log.warning(event.resume_text(f"run {run.name}"))
         self.request.observers.publish(event)
         return done
 
@@ -294,14 +285,14 @@ async def _execute_opened(
 ) -> RunRecord:
     """Execute an open run."""
     if opened.warning is not None:
-        warnings.warn(opened.warning, ResumeWarning, stacklevel=2)
+        warnings.warn(opened.warning, events.ResumeWarning, stacklevel=2)
     work = OpenRun(request, opened.run, Stop(), on_result, notice=opened.warning, code=opened.code)
     if interrupt is not None:
         interrupt.connect(work.stop)
     run = opened.run
     with (
         observe_changes(request),
-        log_fields(run=run.run_id),
+        events.log_fields(run=run.run_id),
         track_run(run.run_id, run.suite, run.planned) as work.progress,
     ):
         try:
@@ -460,7 +451,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                 remaining = expected - sum(byte.bit_count() for byte in done)
                 if remaining <= 0:
                     break
-                log.warning(
+                events.log.warning(
                     "%d committed results of run %s are missing from the store: executing these trials again",
                     remaining,
                     run.run_id,
@@ -475,7 +466,7 @@ def _warn_of_fleet(run: RunRecord) -> None:
     """Warn if requests of a fleet run may still be queued: workers would execute them in addition to this process."""
     note = run.noted.fleet
     if note is not None and note.cursor:
-        log.warning(
+        events.log.warning(
             "run %s was executed by a fleet, and its requests may still be queued: workers that receive them "
             "execute those trials a second time. Resume it with --mailbox instead, or stop the workers first",
             run.run_id,
@@ -500,7 +491,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
     request, run, adaptive = work.request, work.run, work.stop.adaptive
     store, observed = request.store, bool(request.observers)
 
-    def record() -> tuple[RunRecord, EvalRunCompleted | None]:
+    def record() -> tuple[RunRecord, events.EvalRunCompleted | None]:
         ending: RunStatus = status
         changes: NoteChanges = {"stopped": why, "cost_cap_usd": work.stop.cost_cap_usd}
         if ending in ("finished", "incomplete"):

@@ -132,8 +132,8 @@ class RepeatedErrors:
         reason = f"{which} was stopped because its first {count:,} trials all ended in the same error: {error}"
         self.stopped[name] = reason
         log.error(
-            "%s. Fix it, then run it again with --resume errors (resume='errors'); --max-same-errors 0 "
-            "(max_same_errors=0) turns this off",
+            "%s. Fix it, then run it again with --resume errors (resume='errors'); max_same_errors=0 "
+            "(max-same-errors = 0 in [tool.fairtrial]) turns this off",
             reason,
             extra=trial_fields(result.key, result.attempt),
         )

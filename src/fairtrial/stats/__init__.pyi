@@ -2,7 +2,6 @@ from fairtrial.stats._arrays import Interval as Interval, Repeats as Repeats, Un
 from fairtrial.stats.agreement import (
     Confusion as Confusion,
     CorrectedMean as CorrectedMean,
-    RawAgreement as RawAgreement,
     cohen_kappa as cohen_kappa,
     cohen_kappa_table as cohen_kappa_table,
     confusion_matrix as confusion_matrix,
@@ -12,7 +11,6 @@ from fairtrial.stats.agreement import (
     krippendorff_alpha as krippendorff_alpha,
     krippendorff_alpha_interval as krippendorff_alpha_interval,
     prediction_powered_mean as prediction_powered_mean,
-    raw_agreement as raw_agreement,
     rogan_gladen as rogan_gladen,
 )
 from fairtrial.stats.association import (
@@ -67,7 +65,6 @@ from fairtrial.stats.power import (
     pairs_to_clear as pairs_to_clear,
     pairs_to_detect as pairs_to_detect,
     sample_size as sample_size,
-    samples_to_clear as samples_to_clear,
     samples_to_detect as samples_to_detect,
     samples_to_reach as samples_to_reach,
     smallest_detectable as smallest_detectable,

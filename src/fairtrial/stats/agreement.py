@@ -26,7 +26,6 @@ from fairtrial.stats._arrays import (
     t_quantile,
     two_sided,
 )
-from fairtrial.stats.intervals import wilson
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +195,6 @@ class Confusion:
         return sum(map(sum, self.counts))
 
 
-@dataclass(frozen=True, slots=True)
-class RawAgreement:
-    """The share of items on which two raters gave the same label."""
-
-    n: int
-    agreed: int
-    share: float | None
-    interval: Interval | None
-    reason: str | None
-
-
 def confusion_matrix(first: Sequence[Hashable], second: Sequence[Hashable]) -> Confusion:
     """Count the pairs of labels; labels are sorted where they can be, else in order of appearance."""
     if len(first) != len(second):
@@ -223,16 +211,6 @@ def confusion_matrix(first: Sequence[Hashable], second: Sequence[Hashable]) -> C
     for one, other in zip(first, second, strict=True):
         counts[place[one], place[other]] += 1
     return Confusion(tuple(seen), tuple(tuple(row) for row in counts.tolist()))
-
-
-def raw_agreement(first: Sequence[Hashable], second: Sequence[Hashable], *, level: float = 0.95) -> RawAgreement:
-    """Share of equal labels with its Wilson interval. To be shown beside kappa, which can be near 0 at 90%."""
-    table = confusion_matrix(first, second)
-    n, agreed = table.n, sum(row[index] for index, row in enumerate(table.counts))
-    interval = wilson(agreed, n, level=level)
-    if isinstance(interval, Undefined):
-        return RawAgreement(0, 0, None, None, "There are no items that both rated.")
-    return RawAgreement(n, agreed, agreed / n, interval, None)
 
 
 def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | Undefined:

@@ -109,47 +109,6 @@ def excess_width(half: float, se: float, df: float, units: float, *, level: floa
     return 0.0 if plain <= 0 else max(0.0, (half / plain) ** 2 - 1) * units
 
 
-def samples_to_clear(
-    n: int,
-    effective_n: float,
-    rate: float,
-    bound: float,
-    *,
-    units: int | None = None,
-    level: float = 0.95,
-    power: float = 0.8,
-) -> int | arrays.Undefined:
-    """Samples at which Wilson's interval of a true rate m would leave out `bound` f, given what `n` are worth.
-
-    That takes (z_a/2 sqrt(f(1-f)) + z_b sqrt(m(1-m)))^2/(m-f)^2 independent trials (Fleiss 1981): the interval's reach
-    is made of the variance at the bound, the scatter of the observed rate of its own. A rate of exactly 0 or 1 scatters
-    as (k+1)/(n+2) would. `units` are the samples or clusters behind a t quantile, as in `samples_to_detect`.
-    """
-    _reach(level, power)  # For its checks.
-    if n < 1 or effective_n <= 0:
-        return arrays.Undefined("There are no samples.")
-    if not (0 <= rate <= 1 and 0 < bound < 1):
-        raise ConfigurationError(
-            f"a rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound})"
-        )
-    if rate == bound:
-        return arrays.Undefined("The rate equals its bound, so no number of samples can tell them apart.")
-    typical = rate if 0 < rate < 1 else (rate * effective_n + 1) / (effective_n + 2)
-    reach, scatter = sqrt(bound * (1 - bound)), sqrt(typical * (1 - typical))
-    count_of = n if units is None else units
-
-    def enough(count: int) -> bool:
-        z = (
-            arrays.normal_quantile(arrays.two_sided(level))
-            if units is None
-            else arrays.t_quantile(arrays.two_sided(level), count - 1)
-        )
-        needed = ((z * reach + arrays.normal_quantile(power) * scatter) / (rate - bound)) ** 2
-        return count * effective_n / count_of >= needed - 1e-9
-
-    return ceil(n * _least(enough) / count_of - 1e-9)
-
-
 def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: float = 0.8) -> int | arrays.Undefined:
     """Independent trials at which the exact interval of a true `rate` lies beyond `bound` with this power.
 

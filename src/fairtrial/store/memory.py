@@ -21,6 +21,7 @@ from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
 from fairtrial.store import protocol
+from fairtrial.store import rows as row_codec
 from fairtrial.store.records import (
     READ_PREVIEW,
     StoreSource,
@@ -37,34 +38,13 @@ from fairtrial.store.records import (
     run_values,
 )
 from fairtrial.store.redact import current, refuse_secret
-from fairtrial.store.rows import (
-    NOT_RUN,
-    OUTCOMES,
-    READ_RESULT,
-    READ_SCORES,
-    RESULT_COLUMNS,
-    SCORED,
-    Encoder,
-    Entry,
-    RefusedEntryError,
-    facts_reader,
-    read_metrics,
-    read_result,
-    read_sample,
-    read_scores,
-    replaces,
-    restored_text,
-    sample_row,
-    state,
-    stored_id,
-)
 from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, analysed_samples, unequal
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
-_COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}
-_READ = tuple(_COLUMN[name] for name in READ_RESULT)
-_SCORES = tuple(_COLUMN[name] for name in READ_SCORES)
+_COLUMN = {name: place for place, name in enumerate(row_codec.RESULT_COLUMNS)}
+_READ = tuple(_COLUMN[name] for name in row_codec.READ_RESULT)
+_SCORES = tuple(_COLUMN[name] for name in row_codec.READ_SCORES)
 _NO_OWNER = protocol.RunOwner(None, 0, None, None)
 
 
@@ -72,16 +52,16 @@ _NO_OWNER = protocol.RunOwner(None, 0, None, None)
 class _StoredRun:
     values: dict[str, Any]
     record: protocol.RunRecord
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, row_codec.Entry] = field(default_factory=dict)
     samples: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     labels: list[dict[str, Any]] = field(default_factory=list)
     owner: protocol.RunOwner = _NO_OWNER
 
-    def ordered(self) -> list[Entry]:
+    def ordered(self) -> list[row_codec.Entry]:
         return [self.entries[ordinal] for ordinal in sorted(self.entries)]
 
     def sample_id(self, ordinal: int) -> str:
-        return restored_text(self.samples[self.record.split(ordinal)[0]][1])
+        return row_codec.restored_text(self.samples[self.record.split(ordinal)[0]][1])
 
 
 class MemoryStore(protocol.RunStore):
@@ -229,12 +209,12 @@ class MemoryStore(protocol.RunStore):
             run = self._run(run_id)
             check_epoch(run_id, run.owner.epoch, epoch)
             ended = run.record.finished_at is not None
-            encoder = Encoder(run.record, 0, redactor, bytes)
+            encoder = row_codec.Encoder(run.record, 0, redactor, bytes)
             for place, sample in samples.items():
                 known = run.samples.get(place)
                 if 0 <= place < run.record.dataset_size and (known is None or known[2] is None):
                     try:
-                        row = sample_row(place, sample, redactor)
+                        row = row_codec.sample_row(place, sample, redactor)
                     except (CodecError, SecretInDataError) as error:
                         bare[place] = f"its sample cannot be stored: {error}"
                         continue
@@ -246,33 +226,37 @@ class MemoryStore(protocol.RunStore):
                     entry = _storable(encoder, result)
                     if entry.sample in bare:
                         entry = encoder.error_entry(result, bare[entry.sample])
-                    self._check_sample(run, entry, stored_id(entry.key.sample_id))
+                    self._check_sample(run, entry, row_codec.stored_id(entry.key.sample_id))
                     if entry.problem is not None:
                         unstorable.append((entry.key, entry.problem))
                     stored = run.entries.get(entry.ordinal)
-                    if stored is not None and not replaces(*state(entry.row), *state(stored.row)):
+                    if stored is not None and not row_codec.replaces(
+                        *row_codec.state(entry.row), *row_codec.state(stored.row)
+                    ):
                         duplicate += 1
                         continue
                     run.entries[entry.ordinal] = entry
                     revised |= ended or stored is not None
                     new += 1
-                except RefusedEntryError as problem:
+                except row_codec.RefusedEntryError as problem:
                     refused.append((result.key, str(problem)))
             if revised:
                 run.values["revision"] = new_revision()
                 run.record = replace(run.record, revision=run.values["revision"])
         return protocol.Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
-    def _check_sample(self, run: _StoredRun, entry: Entry, sample_id: str) -> None:
+    def _check_sample(self, run: _StoredRun, entry: row_codec.Entry, sample_id: str) -> None:
         known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None, None))
         if known[1] != sample_id:
-            raise RefusedEntryError(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
+            raise row_codec.RefusedEntryError(
+                f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed"
+            )
 
     def codes(self, run_id: str) -> Sequence[int]:
         """Return the indexes of the code versions that the stored results come from, ascending."""
         with self._lock:
             rows = [entry.row for entry in self._run(run_id).entries.values()]
-        return sorted({row[_COLUMN["code"]] for row in rows if row[_COLUMN["outcome"]] != NOT_RUN})
+        return sorted({row[_COLUMN["code"]] for row in rows if row[_COLUMN["outcome"]] != row_codec.NOT_RUN})
 
     def done(self, run_id: str) -> bytearray:
         """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
@@ -280,13 +264,13 @@ class MemoryStore(protocol.RunStore):
             run = self._run(run_id)
             bits = bytearray((run.record.planned + 7) // 8)
             for ordinal, entry in run.entries.items():
-                if entry.row[_COLUMN["outcome"]] != NOT_RUN:
+                if entry.row[_COLUMN["outcome"]] != row_codec.NOT_RUN:
                     bits[ordinal >> 3] |= 1 << (ordinal & 7)
         return bits
 
     def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
         """The ordinals stored with one of these outcomes, ascending."""
-        wanted = {OUTCOMES[outcome] for outcome in outcomes}
+        wanted = {row_codec.OUTCOMES[outcome] for outcome in outcomes}
         with self._lock:
             entries = self._run(run_id).ordered()
         return (entry.ordinal for entry in entries if entry.row[_COLUMN["outcome"]] in wanted)
@@ -310,12 +294,12 @@ class MemoryStore(protocol.RunStore):
             run = self._run(run_id)
             entries = run.ordered()
         column = None if experiment is None else experiment_index(run.record, experiment)
-        codes = None if outcomes is None else {OUTCOMES[outcome] for outcome in outcomes}
-        ids = None if sample_ids is None else {stored_id(sample_id) for sample_id in sample_ids}
+        codes = None if outcomes is None else {row_codec.OUTCOMES[outcome] for outcome in outcomes}
+        ids = None if sample_ids is None else {row_codec.stored_id(sample_id) for sample_id in sample_ids}
         places = None if ordinals is None else frozenset(ordinals)
         source = StoreSource(self, run.record)
 
-        def wanted(entry: Entry) -> bool:
+        def wanted(entry: row_codec.Entry) -> bool:
             row = entry.row
             return (
                 entry.ordinal > after
@@ -327,7 +311,7 @@ class MemoryStore(protocol.RunStore):
             )
 
         return (
-            read_result(
+            row_codec.read_result(
                 run.record,
                 source,
                 tuple(entry.row[place] for place in _READ),
@@ -353,7 +337,7 @@ class MemoryStore(protocol.RunStore):
             entries = run.ordered()
         column = experiment_index(run.record, experiment)
         wanted = [entry.row for entry in entries if entry.row[_COLUMN["experiment"]] == column]
-        return read_scores([[row[place] for place in _SCORES] for row in wanted])
+        return row_codec.read_scores([[row[place] for place in _SCORES] for row in wanted])
 
     def totals(self, run_id: str) -> list[protocol.Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
@@ -376,8 +360,8 @@ class MemoryStore(protocol.RunStore):
         sums = MetricSums()
         for entry in entries:
             metrics = entry.row[_COLUMN["metrics"]]
-            if metrics is not None and entry.row[_COLUMN["outcome"]] == SCORED:
-                sums.add(entry.key.experiment, read_metrics(metrics), entry.row[_COLUMN["verdicts"]])
+            if metrics is not None and entry.row[_COLUMN["outcome"]] == row_codec.SCORED:
+                sums.add(entry.key.experiment, row_codec.read_metrics(metrics), entry.row[_COLUMN["verdicts"]])
         return sums.totals()
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, protocol.Totals]]:
@@ -387,7 +371,7 @@ class MemoryStore(protocol.RunStore):
             entries = run.ordered()
             metadata = {place: row[4] for place, row in run.samples.items()}
         groups: dict[tuple[int, bytes], tuple[JSON, TotalsBuilder]] = {}
-        places: list[tuple[TotalsBuilder, Entry]] = []
+        places: list[tuple[TotalsBuilder, row_codec.Entry]] = []
         for entry in entries:
             facts: Any = None if metadata[entry.sample] is None else decode(object, metadata[entry.sample])
             value = facts.get(key) if isinstance(facts, dict) else None
@@ -407,14 +391,14 @@ class MemoryStore(protocol.RunStore):
         row = self._run(run_id).samples.get(sample_ordinal)
         if row is None:
             raise StoreError(f"run {run_id} has no stored sample {sample_ordinal}")
-        return read_sample(*row[1:5])
+        return row_codec.read_sample(*row[1:5])
 
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
         """The stored samples with their ordinals, ascending."""
         with self._lock:
             rows = dict(self._run(run_id).samples)
         return (
-            (place, read_sample(*rows[place][1:5]))
+            (place, row_codec.read_sample(*rows[place][1:5]))
             for place in sorted(rows)
             if place > after and rows[place][2] is not None
         )
@@ -423,8 +407,8 @@ class MemoryStore(protocol.RunStore):
         """(ordinal, id, values of these metadata keys) of the known samples, ascending."""
         with self._lock:
             rows = dict(self._run(run_id).samples)
-        facts = facts_reader(keys)
-        return ((place, restored_text(rows[place][1]), facts(rows[place][4])) for place in sorted(rows))
+        facts = row_codec.facts_reader(keys)
+        return ((place, row_codec.restored_text(rows[place][1]), facts(rows[place][4])) for place in sorted(rows))
 
     def repeated_inputs(self, run_id: str) -> Sequence[tuple[int, int]]:
         """(ordinal, hash of the input) of the known samples whose input another sample has too, ascending."""
@@ -483,13 +467,13 @@ class MemoryStore(protocol.RunStore):
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
 
 
-def _add_samples(run: protocol.RunRecord, places: Iterable[tuple[TotalsBuilder, Entry]]) -> None:
+def _add_samples(run: protocol.RunRecord, places: Iterable[tuple[TotalsBuilder, row_codec.Entry]]) -> None:
     """Add what the trials of each sample have together to the tallies in which they are."""
     sums: dict[TotalsBuilder, SampleSums] = {}
     within = analysed_samples(run)
     for tally, entry in places:
         row = entry.row
-        if row[_COLUMN["outcome"]] != NOT_RUN and entry.sample < within:
+        if row[_COLUMN["outcome"]] != row_codec.NOT_RUN and entry.sample < within:
             value, reward = row[_COLUMN["value"]], row[_COLUMN["reward"]]
             own = value if reward is None else reward
             sums.setdefault(tally, SampleSums()).add(entry.sample, row[_COLUMN["passed"]], value, own)
@@ -497,13 +481,13 @@ def _add_samples(run: protocol.RunRecord, places: Iterable[tuple[TotalsBuilder, 
         tally.add_samples(*found.shares())
 
 
-def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> protocol.TrialPreview:
+def _preview(entry: row_codec.Entry, sample: tuple[Any, ...], size: int) -> protocol.TrialPreview:
     error, reason, _score, _metadata, output = (None,) * 5 if entry.detail is None else entry.detail[3:8]
     numbers = [entry.row[_COLUMN[name]] for name in READ_PREVIEW]
     return read_preview((*numbers, *sample[1:4], output, error, reason, sample[4]), size)
 
 
-def _storable(encoder: Encoder, result: EvalResult) -> Entry:
+def _storable(encoder: row_codec.Encoder, result: EvalResult) -> row_codec.Entry:
     """The entry of a result; what a database would refuse is refused here too."""
     entry = encoder.entry(result)
     for value in (*entry.row, *(entry.detail or ())):

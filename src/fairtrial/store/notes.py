@@ -454,34 +454,31 @@ class RunNotes:
         found = self.stored.get("sample_types")
         return (found[0], found[1]) if isinstance(found, Sequence) and len(found) == 2 else ("", "")
 
+    def _parts(self, name: str) -> list[Mapping[str, Any]]:
+        found = self.stored.get(name)
+        return [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+
     @property
     def gates(self) -> tuple[GateNote, ...]:
         """The gates for which the run was the baseline, the oldest first."""
-        found = self.stored.get("gates")
-        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
         wanted = {entry.name for entry in fields(GateNote)} - {"margins"}
-        return tuple(GateNote(**_known(GateNote, part)) for part in stored if wanted <= part.keys())
+        return tuple(GateNote(**_known(GateNote, part)) for part in self._parts("gates") if wanted <= part.keys())
 
     @property
     def plans(self) -> tuple[PlanNote, ...]:
         """The analysis plans that were given to the run, the oldest first."""
-        found = self.stored.get("plans")
-        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
-        return tuple(note for part in stored if (note := PlanNote.read(part)) is not None)
+        return tuple(note for part in self._parts("plans") if (note := PlanNote.read(part)) is not None)
 
     @property
     def reviews(self) -> tuple[ReviewNote, ...]:
         """The reviews of the run by people, the oldest first."""
-        found = self.stored.get("reviews")
-        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
-        return tuple(review for part in stored if (review := ReviewNote.read(part)) is not None)
+        return tuple(review for part in self._parts("reviews") if (review := ReviewNote.read(part)) is not None)
 
     @property
     def judges(self) -> tuple[JudgeNote, ...]:
         """What the judges of the run ask; those with a prompt template of their own are missing."""
-        found = self.stored.get("judges")
-        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
-        return tuple(JudgeNote(**_known(JudgeNote, part)) for part in stored if {"name", "question"} <= part.keys())
+        parts = self._parts("judges")
+        return tuple(JudgeNote(**_known(JudgeNote, part)) for part in parts if {"name", "question"} <= part.keys())
 
     @property
     def had_owner(self) -> bool:

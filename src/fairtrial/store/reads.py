@@ -19,25 +19,11 @@ from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.store import numbers, protocol, records
+from fairtrial.store import rows as row_codec
 from fairtrial.store import totals as aggregates
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
 from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts, StoredProgress
-from fairtrial.store.rows import (
-    NOT_RUN,
-    OUTCOMES,
-    READ_DETAIL,
-    READ_RESULT,
-    READ_SCORES,
-    SCORED,
-    facts_reader,
-    read_metrics,
-    read_result,
-    read_sample,
-    read_scores,
-    restored_text,
-    stored_id,
-)
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
 from fairtrial.store.totals import MetricSums, dataset_of
 from fairtrial.trials.result import EvalResult, Outcome
@@ -45,7 +31,7 @@ from fairtrial.trials.result import EvalResult, Outcome
 _PAGE = 256  # Results with their outputs, which may be large.
 _SLIM_PAGE = 5_000  # Rows of a few numbers.
 _BLOCK = 1 << 16  # Ordinals looked at together when the done ones are collected; a multiple of 8.
-_WIDTH = len(READ_RESULT)
+_WIDTH = len(row_codec.READ_RESULT)
 _TOO_LONG = "[]"  # Instead of metadata that is too long for a preview.
 
 
@@ -96,7 +82,7 @@ class SqlReads(protocol.RunStore):
     def codes(self, run_id: str) -> Sequence[int]:
         """Return the indexes of the code versions that the stored results come from, ascending."""
         number, _run = self._run(run_id)
-        ours = sa.and_(results.c.run == number, results.c.outcome != NOT_RUN)
+        ours = sa.and_(results.c.run == number, results.c.outcome != row_codec.NOT_RUN)
         with self._read() as connection:
             return sorted(connection.execute(sa.select(results.c.code).where(ours).distinct()).scalars())
 
@@ -111,7 +97,7 @@ class SqlReads(protocol.RunStore):
                     results.c.run == number,
                     results.c.ordinal >= start,
                     results.c.ordinal < end,
-                    results.c.outcome != NOT_RUN,
+                    results.c.outcome != row_codec.NOT_RUN,
                 )
                 count = connection.execute(sa.select(sa.func.count()).select_from(results).where(ours)).scalar_one()
                 # Nearly all blocks are complete, which a count shows.
@@ -126,7 +112,7 @@ class SqlReads(protocol.RunStore):
         """Yield the ordinals stored with one of these outcomes, ascending."""
         number, _run = self._run(run_id)
         query = sa.select(results.c.ordinal).where(
-            results.c.run == number, results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes])
+            results.c.run == number, results.c.outcome.in_([row_codec.OUTCOMES[outcome] for outcome in outcomes])
         )
         return (ordinal for (ordinal,) in self._pages(query, results.c.ordinal, _SLIM_PAGE))
 
@@ -171,7 +157,7 @@ class SqlReads(protocol.RunStore):
         if chosen is not None:
             query = query.where(results.c.experiment == chosen)
         if outcomes is not None:
-            query = query.where(results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes]))
+            query = query.where(results.c.outcome.in_([row_codec.OUTCOMES[outcome] for outcome in outcomes]))
         if passed is not None:
             query = query.where(results.c.passed == int(passed))
         if ordinals is not None:
@@ -182,7 +168,7 @@ class SqlReads(protocol.RunStore):
             rows = self._rows_of_samples(query, run, self._places(number, sample_ids), chosen, after, limit)
         source = records.StoreSource(self, run)
         return (
-            read_result(
+            row_codec.read_result(
                 run,
                 source,
                 row[:_WIDTH],
@@ -197,7 +183,7 @@ class SqlReads(protocol.RunStore):
     def _places(self, number: int, sample_ids: Iterable[str]) -> list[int]:
         places: list[int] = []
         for some in batched(sample_ids, 500):
-            wanted = [stored_id(sample_id) for sample_id in some]
+            wanted = [row_codec.stored_id(sample_id) for sample_id in some]
             query = sa.select(samples.c.ordinal).where(
                 samples.c.dataset == dataset_of(number), samples.c.id.in_(wanted)
             )
@@ -242,11 +228,11 @@ class SqlReads(protocol.RunStore):
     def scores(self, run_id: str, *, experiment: str) -> Iterator[protocol.ScoreRow]:
         """Yield the numbers of an experiment's results in plan order."""
         number, run = self._run(run_id)
-        query = sa.select(*(results.c[name] for name in READ_SCORES)).where(
+        query = sa.select(*(results.c[name] for name in row_codec.READ_SCORES)).where(
             results.c.run == number, results.c.experiment == records.experiment_index(run, experiment)
         )
         pages = batched(self._pages(query, results.c.ordinal, _SLIM_PAGE), _SLIM_PAGE)
-        return (row for page in pages for row in read_scores(page))
+        return (row for page in pages for row in row_codec.read_scores(page))
 
     def totals(self, run_id: str) -> list[protocol.Totals]:
         """Return the sums per experiment, in the order of the run's experiments; one for each, even without results."""
@@ -258,11 +244,11 @@ class SqlReads(protocol.RunStore):
         """Return experiment -> metric -> its totals over scored trials, in the order of first occurrence."""
         number, run = self._run(run_id)
         query = sa.select(results.c.ordinal, results.c.experiment, results.c.metrics, results.c.verdicts).where(
-            results.c.run == number, results.c.outcome == SCORED, results.c.metrics.is_not(None)
+            results.c.run == number, results.c.outcome == row_codec.SCORED, results.c.metrics.is_not(None)
         )
         sums = MetricSums()
         for _ordinal, experiment, metrics, verdicts in self._pages(query, results.c.ordinal, _SLIM_PAGE):
-            sums.add(run.experiments[experiment], read_metrics(metrics), verdicts)
+            sums.add(run.experiments[experiment], row_codec.read_metrics(metrics), verdicts)
         return sums.totals()
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, protocol.Totals]]:
@@ -281,7 +267,7 @@ class SqlReads(protocol.RunStore):
             ).first()
         if found is None:
             raise StoreError(f"run {run_id} has no stored sample {sample_ordinal}")
-        return read_sample(*found)
+        return row_codec.read_sample(*found)
 
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
         """Yield the stored samples with their ordinals, ascending."""
@@ -289,7 +275,10 @@ class SqlReads(protocol.RunStore):
         query = sa.select(
             samples.c.ordinal, samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata
         ).where(samples.c.dataset == dataset_of(number), samples.c.input.is_not(None))
-        return ((row[0], read_sample(*row[1:])) for row in self._pages(query, samples.c.ordinal, _PAGE, after=after))
+        return (
+            (row[0], row_codec.read_sample(*row[1:]))
+            for row in self._pages(query, samples.c.ordinal, _PAGE, after=after)
+        )
 
     def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
         """Yield (ordinal, id, values of these metadata keys) of the known samples, ascending."""
@@ -297,9 +286,9 @@ class SqlReads(protocol.RunStore):
         query = sa.select(samples.c.ordinal, samples.c.id, samples.c.metadata).where(
             samples.c.dataset == dataset_of(number)
         )
-        facts = facts_reader(keys)
+        facts = row_codec.facts_reader(keys)
         return (
-            (ordinal, restored_text(sample_id), facts(metadata))
+            (ordinal, row_codec.restored_text(sample_id), facts(metadata))
             for ordinal, sample_id, metadata in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
         )
 
@@ -450,7 +439,11 @@ def _preview_query(number: int, size: int) -> sa.Select[Any]:
 
 
 def _result_query(number: int, *, outputs: bool, snapshots: bool) -> sa.Select[Any]:
-    columns = [*(results.c[name] for name in READ_RESULT), samples.c.id, *(details.c[name] for name in READ_DETAIL)]
+    columns = [
+        *(results.c[name] for name in row_codec.READ_RESULT),
+        samples.c.id,
+        *(details.c[name] for name in row_codec.READ_DETAIL),
+    ]
     if outputs:
         columns.append(details.c.output)
     if snapshots:

@@ -19,20 +19,11 @@ from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.types import JSON
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
+from fairtrial.store import engine as engines
 from fairtrial.store import records
 from fairtrial.store.column_cache import delete_columns
 from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflictError, RunState
 from fairtrial.store.compress import compress, decompress
-from fairtrial.store.engine import (
-    SHORT_WRITE,
-    WRITE,
-    file_identity,
-    postgres_engine,
-    postgres_engine_from,
-    prepare,
-    sqlite_engine,
-    translated,
-)
 from fairtrial.store.notes import RunNotes
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
@@ -66,7 +57,7 @@ class SqlStore(SqlReads):
     def __init__(self, engine: Any, address: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(engine, address)
         self._version = version
-        self._writing = engine.execution_options(**{WRITE: True, SHORT_WRITE: True})
+        self._writing = engine.execution_options(**{engines.WRITE: True, engines.SHORT_WRITE: True})
         self._writer = writer = BatchWriter(engine.dialect.name)
         sa.event.listen(engine, "connect", lambda *_connection: writer.forget())
         self._clock = clock
@@ -79,15 +70,15 @@ class SqlStore(SqlReads):
     @classmethod
     def sqlite(cls, path: Path | str, *, read_only: bool = False) -> SqlStore:
         """Open the store in an SQLite file; creates it unless opened read-only."""
-        engine = sqlite_engine(Path(path), read_only=read_only)
+        engine = engines.sqlite_engine(Path(path), read_only=read_only)
         store = cls._opened(engine, str(path), read_only)
-        store._file = Path(path).absolute(), file_identity(path)
+        store._file = Path(path).absolute(), engines.file_identity(path)
         return store
 
     @classmethod
     def postgres(cls, url: str) -> SqlStore:
         """Open the store in a PostgreSQL database."""
-        engine = postgres_engine(url)
+        engine = engines.postgres_engine(url)
         return cls._opened(engine, engine.url.set(drivername="postgresql").render_as_string(hide_password=True), False)
 
     @classmethod
@@ -98,12 +89,12 @@ class SqlStore(SqlReads):
             connect: Opens a connection of psycopg to the database.
             address: The address of the database, for messages.
         """
-        return cls._opened(postgres_engine_from(connect), address, True)
+        return cls._opened(engines.postgres_engine_from(connect), address, True)
 
     @classmethod
     def _opened(cls, engine: Any, address: str, read_only: bool) -> SqlStore:
         try:
-            version = prepare(engine, address, create=not read_only)
+            version = engines.prepare(engine, address, create=not read_only)
         except BaseException:
             engine.dispose()
             raise
@@ -124,12 +115,12 @@ class SqlStore(SqlReads):
                 f"{VERSION}. Upgrade it once with: fairtrial store migrate --store {self._address}"
             )
         self._check_file()
-        with translated(), self._writing.begin() as connection:
+        with engines.translated(), self._writing.begin() as connection:
             yield connection
 
     def _check_file(self) -> None:
         """Raise if the database's file was deleted or replaced: SQLite would continue to write to the deleted file."""
-        if self._file is not None and file_identity(self._file[0]) != self._file[1]:
+        if self._file is not None and engines.file_identity(self._file[0]) != self._file[1]:
             raise StoreError(
                 f"the database file {self._file[0]} was deleted or replaced while it was in use: what was stored in it "
                 "is lost unless you put it back. The same command then executes what is missing"

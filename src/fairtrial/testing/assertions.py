@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
+from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunMismatchError
 from fairtrial.reports import EvalReport, ExperimentReport
 from fairtrial.reports.figures.rules import GateRules
@@ -16,6 +17,7 @@ from fairtrial.reports.gate.gate import GateResult, gate
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites import EvalSuite
+from fairtrial.trials.config import EvalConfig, Experiment
 
 type Inconclusive = Literal["fail", "pass"]
 
@@ -199,13 +201,21 @@ def _part(suite: EvalSuite, samples: int | None, names: tuple[str, ...]) -> Eval
         raise ConfigurationError(f"suite {suite.name!r} has no experiment {unknown[0]!r}; it has {', '.join(known)}")
     if samples == suite.config.max_samples and len(names) == len(known):
         return suite
+    chosen = [known[name] for name in names if known]
+    return changed_suite(suite, suite.dataset, chosen, replace(suite.config, max_samples=samples))
+
+
+def changed_suite(
+    suite: EvalSuite, dataset: Dataset[Any, Any], experiments: Sequence[Experiment], config: EvalConfig
+) -> EvalSuite:
+    """Return a suite with other samples, experiments and settings."""
     return EvalSuite(
         suite.name,
-        suite.dataset,
+        dataset,
         suite.task,
         suite.evaluator,
-        experiments=[known[name] for name in names if known],
-        config=replace(suite.config, max_samples=samples),
+        experiments=experiments,
+        config=config,
         adapter=suite.adapter,
         lifespan=suite.lifespan,
         version=suite.version,

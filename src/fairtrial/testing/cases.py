@@ -17,7 +17,7 @@ from fairtrial.reports.gate.gate import gate
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.scoring.score import Score
 from fairtrial.suites import EvalSuite
-from fairtrial.testing.assertions import Inconclusive, current_session, gate_line, gate_rules
+from fairtrial.testing.assertions import Inconclusive, changed_suite, current_session, gate_line, gate_rules
 from fairtrial.trials.config import Experiment
 from fairtrial.trials.result import EvalResult
 
@@ -76,27 +76,19 @@ def eval_cases(
         raise ConfigurationError(f"suite {suite.name!r} has no experiment {experiment!r}; it has {', '.join(known)}")
     names = known if experiment is None else [experiment]
     samples = {sample.id: sample for sample in itertools.islice(suite.dataset, suite.config.max_samples)}
-    ids = list(samples)
     several = len(names) > 1
     cases = [
         pytest.param(name, sample_id, id=f"{name}-{sample_id}" if several else sample_id)
         for name in names
-        for sample_id in ids
+        for sample_id in samples
     ]
     rules_text = dumps(wanted)
 
     @pytest.mark.parametrize(("experiment_name", "sample_id"), cases)
     def test(experiment_name: str, sample_id: str) -> None:
         results = _run_sample(suite, experiment_name, samples[sample_id])
-        record = CaseRecord(
-            suite.name,
-            experiment_name,
-            sample_id,
-            len(ids),
-            rules_text,
-            inconclusive,
-            tuple((result.score, result.error) for result in results),
-        )
+        scores = tuple((result.score, result.error) for result in results)
+        record = CaseRecord(suite.name, experiment_name, sample_id, len(samples), rules_text, inconclusive, scores)
         session = current_session()
         if session is not None:
             session.record({"case": dumps(record)})
@@ -109,18 +101,9 @@ def eval_cases(
 
 
 def _run_sample(suite: EvalSuite, experiment: str, sample: Sample[Any, Any]) -> list[EvalResult]:
-    one = EvalSuite(
-        suite.name,
-        Dataset([sample], name=suite.dataset.name, version=suite.dataset.version),
-        suite.task,
-        suite.evaluator,
-        experiments=[each for each in suite.experiments if each.name == experiment],
-        config=suite.config,
-        adapter=suite.adapter,
-        lifespan=suite.lifespan,
-        version=suite.version,
-    )
-    return list(one.run_sync(store="memory:").results)
+    dataset: Dataset[Any, Any] = Dataset([sample], name=suite.dataset.name, version=suite.dataset.version)
+    chosen = [each for each in suite.experiments if each.name == experiment]
+    return list(changed_suite(suite, dataset, chosen, suite.config).run_sync(store="memory:").results)
 
 
 def _problem(result: EvalResult) -> str:

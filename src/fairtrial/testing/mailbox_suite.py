@@ -87,6 +87,14 @@ class MailboxConformance:
         assert len(taken) == count, f"{len(taken)} of {count} messages came"
         return taken
 
+    @asynccontextmanager
+    async def delivery(self) -> AsyncIterator[tuple[Mailbox[Any], Message[Any]]]:
+        """Open a mailbox with a unique name, send a message and receive it."""
+        async with self.mailbox() as mailbox:
+            await mailbox.send(SuiteJob(1))
+            (message,) = await self.take(mailbox)
+            yield mailbox, message
+
     async def nothing(self, mailbox: Mailbox[Any]) -> bool:
         """Return whether there is nothing to receive."""
         return not await mailbox.receive(10, self.lease, 0)
@@ -103,18 +111,14 @@ class MailboxConformance:
             assert message.reply_to is None
 
     async def test_an_acknowledged_message_is_gone(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await message.acknowledge()
             await self.pass_time(mailbox, self.lease + self.margin)
             assert await self.nothing(mailbox)
             assert await mailbox.approximate_count() == 0
 
     async def test_a_message_in_flight_is_hidden_from_others(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message), self.make_mailbox(mailbox.name, SuiteJob) as other:
             assert await self.nothing(other)
             await message.acknowledge()
 
@@ -165,9 +169,7 @@ class MailboxConformance:
             await again.acknowledge()
 
     async def test_counts_grow_with_every_delivery(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await message.nack()
             (message,) = await self.take(mailbox)
             assert (message.delivery_count, message.expiries) == (2, 0)
@@ -181,9 +183,7 @@ class MailboxConformance:
             await message.acknowledge()
 
     async def test_a_late_acknowledgement_never_ends_someone_elses_delivery(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
-            await mailbox.send(SuiteJob(1))
-            (stale,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, stale), self.make_mailbox(mailbox.name, SuiteJob) as other:
             await self.pass_time(mailbox, self.lease + self.margin)
             (fresh,) = await self.take(other)
             for settle in (
@@ -201,9 +201,7 @@ class MailboxConformance:
             assert await mailbox.approximate_count() == 0
 
     async def test_an_acknowledgement_after_the_lease_is_refused_or_final(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await self.pass_time(mailbox, self.lease + self.margin)
             try:
                 await message.acknowledge()
@@ -214,9 +212,7 @@ class MailboxConformance:
             assert await mailbox.approximate_count() == 0
 
     async def test_a_message_is_settled_once(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await message.acknowledge()
             for settle in (message.acknowledge, message.nack, message.hand_back):
                 with pytest.raises(LeaseLostError):
@@ -224,9 +220,7 @@ class MailboxConformance:
             assert await self.nothing(mailbox)
 
     async def test_two_acknowledgements_at_once_settle_once(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (_, message):
             outcomes: list[str] = []
 
             async def settle() -> None:
@@ -242,18 +236,14 @@ class MailboxConformance:
             assert sorted(outcomes) == ["lost", "settled"]
 
     async def test_nack_without_delay_returns_the_message_at_once(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message), self.make_mailbox(mailbox.name, SuiteJob) as other:
             await message.nack()
             (again,) = await self.take(other)
             assert again.id == message.id
             await again.acknowledge()
 
     async def test_nack_with_delay_hides_the_message_until_then(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await message.nack(3 * self.lease)
             await self.pass_time(mailbox, self.lease)
             assert await self.nothing(mailbox)
@@ -290,9 +280,7 @@ class MailboxConformance:
 
     @pytest.mark.parametrize("factor", [0.75, 1.0, 3.0, 7.3])
     async def test_an_extended_lease_lasts_as_long_as_was_asked(self, factor: float) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await self.pass_time(mailbox, self.lease / 2)
             await message.extend_visibility(factor * self.lease)
             await self.pass_time(mailbox, 0.7 * factor * self.lease)
@@ -465,9 +453,7 @@ class MailboxConformance:
             assert all(message.delivery_count == 1 for message in rest)
 
     async def test_a_closed_mailbox_says_so(self) -> None:
-        async with self.mailbox() as mailbox:
-            await mailbox.send(SuiteJob(1))
-            (message,) = await self.take(mailbox)
+        async with self.delivery() as (mailbox, message):
             await mailbox.close()
             await mailbox.close()
             with pytest.raises(MailboxClosedError):

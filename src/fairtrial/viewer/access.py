@@ -220,10 +220,6 @@ class Access:
         """Return the value that every form of a session carries, which other sites cannot know."""
         return hmac.digest(session.encode("utf-8", "replace"), b"form", "sha256").hex()[:32]
 
-    def has_session(self, text: str) -> bool:
-        """Return whether this is the secret of an open session."""
-        return self.visitor(text) is not None
-
     def set_cookie(self, secret: str) -> str:
         """Return the header that gives a session to a browser; an empty secret takes it away."""
         kept = f"; Max-Age={SESSION_SECONDS if secret else 0}"
@@ -360,7 +356,7 @@ def refusal(
         return GuardRefusal(413, f"a token has at most {MAX_SIGN_IN:,} bytes") if too_long else None
     if path.startswith(f"{root}static/") and method in _SAFE:
         return None  # The files of the package, for the page where people sign in.
-    if not any(access.has_session(value) for value in _cookies(headers, access.cookie)):
+    if not any(access.visitor(value) for value in _cookies(headers, access.cookie)):
         return GuardRefusal(401, "no session: sign in at the address that `fairtrial view` printed")
     return None
 
@@ -391,13 +387,13 @@ def _cookies(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
     return [value for name, _, value in pairs if name == wanted]
 
 
+@dataclass(frozen=True, slots=True)
 class Guard:
     """ASGI middleware that applies the rules and adds the headers."""
 
-    def __init__(self, app: Any, access: Access, sign_in: Any) -> None:
-        self.app = app
-        self.access = access
-        self._sign_in = sign_in  # Shown instead of any other page without a session.
+    app: Any
+    access: Access
+    sign_in: Any  # Shown instead of any other page without a session.
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a refused request; pass on any other."""
@@ -417,7 +413,7 @@ class Guard:
             await send(message)
 
         scope["fairtrial.session"] = self._session(headers)
-        await (self._sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
+        await (self.sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
 
     def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:
         """Return whose request it is, and the secret of the session; None for a request to sign in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -96,10 +97,7 @@ def transcript(
     """Build the transcript: of one lane or attempt if these are named, from the event at `start` on."""
     first = min((event.time for event in envelopes), default=0.0)
     attempts = tuple(sorted({event.attempt for event in envelopes}))
-    lanes: dict[str, int] = {}
-    for event in envelopes:
-        name = _lane(event)
-        lanes[name] = lanes.get(name, 0) + 1
+    lanes = Counter(map(_lane, envelopes))
     chosen = [
         event
         for event in envelopes

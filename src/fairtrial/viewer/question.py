@@ -116,17 +116,15 @@ class Question:
         made += [("outcome", state) for state in self.states]
         made += [(f"{_META}{key}", value) for key, values in self.metadata for value in values]
         made += [(name, str(span)) for name, span in self.spans]
-        if self.text:
-            made.append(("q", self.text))
-        if self.sort != "ordinal" or self.descending:
-            made.append(("sort", f"{'-' if self.descending else ''}{self.sort}"))
-        if self.after is not None:
-            made.append(("after", str(self.after)))
-        if self.before is not None:
-            made.append(("before", str(self.before)))
-        if self.scan_from:
-            made.append(("from", str(self.scan_from)))
-        return made
+        sort = f"{'-' if self.descending else ''}{self.sort}"
+        others = {
+            "q": self.text,
+            "sort": "" if sort == "ordinal" else sort,
+            "after": self.after,
+            "before": self.before,
+            "from": self.scan_from,
+        }
+        return made + [(name, str(value)) for name, value in others.items() if value]
 
 
 def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[Question, list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fairtrial.base.types import JSON
@@ -190,10 +190,8 @@ class ReviewState:
     @property
     def annotators(self) -> list[str]:
         """The names of everybody who answered or skipped a trial."""
-        return sorted({who for votes in self.answers.values() for who in votes} | {*self._who_skipped()})
-
-    def _who_skipped(self) -> Iterator[str]:
-        return (who for votes in self._skipped().values() for who in votes)
+        answered = {who for votes in self.answers.values() for who in votes}
+        return sorted(answered.union(*self._skipped().values()))
 
     def member(self, code: str) -> ReviewMember | None:
         """Return the drawn trial with this code."""
@@ -228,16 +226,13 @@ class ReviewState:
         wanted = len(votes) + 1 if len(votes) >= self.review.votes and self.is_tied(member) else self.review.votes
         return len(votes) + reserved < wanted
 
-    def open_trials(self, annotator: str) -> int:
-        """Return how many trials an annotator may still answer."""
-        return sum(self.is_open(member, annotator) for member in self.members)
-
     def progress(self, annotator: str) -> ReviewerProgress:
         """Return how far an annotator is."""
         skips = self._skipped()
         answered = sum(annotator in self.answers.get(member.ordinal, {}) for member in self.members)
         skipped = sum(annotator in skips.get(member.ordinal, {}) for member in self.members)
-        return ReviewerProgress(annotator, answered, skipped, self.open_trials(annotator))
+        still_open = sum(self.is_open(member, annotator) for member in self.members)
+        return ReviewerProgress(annotator, answered, skipped, still_open)
 
     def _skipped(self) -> dict[int, dict[str, str]]:
         return {

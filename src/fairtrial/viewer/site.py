@@ -124,17 +124,8 @@ def _pages(
     planned = [(state, [result for result in chosen if _state(result) == state]) for state in STATES]
     sections = [(state, [(result, *verdict_of(result)) for result in some]) for state, some in planned if some]
     stored = sum(sum(part.outcomes.values()) for part in store.totals(run.run_id))
-    yield (
-        "trials.html",
-        render(
-            "site_trials.html",
-            0,
-            title=f"{run.name}: trials",
-            sections=sections,
-            left_out=stored - len(chosen),
-            tab="trials",
-        ),
-    )
+    title, left_out = f"{run.name}: trials", stored - len(chosen)
+    yield "trials.html", render("site_trials.html", 0, title=title, sections=sections, left_out=left_out, tab="trials")
     for place, result in enumerate(chosen):
         values = trial_values(run, result, {})
         around = [chosen[at] if 0 <= at < len(chosen) else None for at in (place - 1, place + 1)]

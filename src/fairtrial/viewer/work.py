@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fairtrial.reports.compare.comparison import Comparison
     from fairtrial.reports.compare.pairing import ChangeKind
     from fairtrial.reports.figures.metrics import ExperimentSource
+    from fairtrial.reports.render.document import Document
 
 CHANGES: tuple[ChangeKind, ...] = ("lost", "gained", "changed")
 """The kinds of changes of which the samples are shown, in this order."""
@@ -75,16 +76,11 @@ class Jobs:
         return self._store.get_run(job[name])
 
     def _report(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        from fairtrial.reports.render.document import Cases, Document
-        from fairtrial.reports.render.renderable import IN_HTML
         from fairtrial.reports.report import EvalReport
-        from fairtrial.viewer.text import fragment
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
-        document = report.document(IN_HTML)
-        blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
-        made = fragment(Document(document.title, (), blocks))
-        return {"about": list(document.about), "html": str(made), "json": report.to_json()}
+        document, text = _shown(report)
+        return {"about": list(document.about), "html": text, "json": report.to_json()}
 
     def _rates(self, job: Mapping[str, Any]) -> dict[str, Any]:
         from fairtrial.reports.report import EvalReport
@@ -111,21 +107,17 @@ class Jobs:
 
     def _compare(self, job: Mapping[str, Any]) -> dict[str, Any]:
         from fairtrial.reports.compare.compare import compare
-        from fairtrial.reports.render.document import Cases, Document
-        from fairtrial.reports.render.renderable import IN_HTML
         from fairtrial.reports.report import EvalReport
-        from fairtrial.viewer.text import fragment
 
         baseline: EvalReport[Any] = EvalReport(self._store, self._run(job, "a"))
         candidate: EvalReport[Any] = EvalReport(self._store, self._run(job, "b"))
         by = [job["by"]] if job.get("by") else []
         comparison = compare(baseline[job["a_experiment"]], candidate[job["b_experiment"]], slice_by=by)
-        document = comparison.document(IN_HTML)
-        blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
+        document, text = _shown(comparison)
         return {
             "title": document.title,
             "about": list(document.about),
-            "html": str(fragment(Document(document.title, (), blocks))),
+            "html": text,
             "json": comparison.to_json(),
             **_changed(comparison),
         }
@@ -134,19 +126,15 @@ class Jobs:
         """Compare the judge with people's labels."""
         from fairtrial.reports.calibrate.calibrate import calibrate
         from fairtrial.reports.calibrate.document import judge_sentence
-        from fairtrial.reports.render.document import Document
-        from fairtrial.reports.render.renderable import IN_HTML
         from fairtrial.reports.report import EvalReport
-        from fairtrial.viewer.text import fragment
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
         found = calibrate(report[job["experiment"]], metric=job["metric"], name=job["name"])
-        document = found.document(IN_HTML)
         return {
             "sentence": judge_sentence(found),
             "labelled": found.labelled,
             "judged": found.judged,
-            "html": str(fragment(Document(document.title, (), document.blocks))),
+            "html": _shown(found)[1],
             "json": found.to_json(),
         }
 
@@ -203,6 +191,17 @@ class Jobs:
         if result.snapshot is not None:
             texts.append(result.snapshot.decode("utf-8", "replace"))
         return texts
+
+
+def _shown(found: Any) -> tuple[Document, str]:
+    """Return a result as a document, and its blocks as HTML, without those that pages show themselves."""
+    from fairtrial.reports.render.document import Cases, Document
+    from fairtrial.reports.render.renderable import IN_HTML
+    from fairtrial.viewer.text import fragment
+
+    document = found.document(IN_HTML)
+    blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
+    return document, str(fragment(Document(document.title, (), blocks)))
 
 
 def _changed(comparison: Comparison) -> dict[str, Any]:

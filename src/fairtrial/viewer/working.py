@@ -119,8 +119,13 @@ class Workbench:
             raise FairtrialError(str(found["error"]))
         return found
 
-    async def soon(self, job: Mapping[str, Any], state: Hashable, seconds: float) -> dict[str, Any] | None:
-        """Do a job; return None if it takes longer. It goes on meanwhile, and its answer is kept."""
+    async def soon(self, job: Mapping[str, Any], state: Hashable, seconds: float | None) -> dict[str, Any] | None:
+        """Do a job; return None if it takes longer or fails. It goes on meanwhile, and its answer is kept.
+
+        Without a number of seconds, it is waited for, and an error is raised.
+        """
+        if seconds is None:
+            return await self.answer(job, state)
         try:
             return await asyncio.wait_for(self.answer(job, state), seconds)
         except (TimeoutError, FairtrialError):

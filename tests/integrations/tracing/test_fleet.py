@@ -17,7 +17,7 @@ from fairtrial.fleet import EvalLoop, EvalLoopConfig, MemoryBroker
 from fairtrial.integrations.tracing import TraceReceiver
 from fairtrial.suites.worker import run_worker
 from fairtrial.trials import EvalConfig
-from tests.integrations.tracing.test_receive import App
+from tests.integrations.tracing.traced_app import App
 from tests.redis_server import RedisServer
 
 
@@ -65,7 +65,7 @@ import time
 from pathlib import Path
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, tool_called
 from fairtrial.integrations.tracing import TraceReceiver
-from tests.integrations.tracing.test_receive import App
+from tests.integrations.tracing.traced_app import App
 
 def ask(number: int, ctx: TrialContext) -> str:
     # The first trial of a worker waits for the first one of the other, so that both take part.

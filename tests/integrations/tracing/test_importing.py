@@ -27,7 +27,7 @@ from fairtrial.runs.imported import detect_format, load_importer, store_run, wri
 from fairtrial.scoring import token_usage_under, tool_called
 from fairtrial.trials import TrialKey
 from fairtrial.trials.context import trace_id_of, trial_span_id
-from tests.integrations.tracing.test_receive import App, post, protobuf
+from tests.integrations.tracing.traced_app import App, post, protobuf
 
 
 def lines(count: int = 3, *, lose: int | None = None) -> list[str]:

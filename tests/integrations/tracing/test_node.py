@@ -38,7 +38,8 @@ from fairtrial.models.judges.fence import read_fences
 from fairtrial.models.pricing import Prices, configure_prices, priced
 from fairtrial.scoring import token_usage_under
 from fairtrial.scoring.evaluator import Case
-from tests.integrations.tracing.test_receive import App, only, suite_of
+from tests.integrations.tracing.test_receive import only, suite_of
+from tests.integrations.tracing.traced_app import App
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Run `fairtrial episode` behind the gateway of Agent Lightning, which keeps tokens and rewards for training.
+"""Run single episodes behind the gateway of Agent Lightning, which keeps tokens and rewards for training.
 
 python agentlightning_program.py FOLDER   prints a line of JSON; scripts/peers trainers makes the environment for it
 """
@@ -66,7 +66,7 @@ def main() -> int:
                 "AGL_EVENT_URL": f"{gateway}/api/rollouts/{rollout}/attempt/0/events",
                 "AGL_KEY": "none",
             }
-            command = [sys.executable, "-m", "fairtrial.cli", "episode", "tests/rl/trainers/word_suites.py:suite"]
+            command = [sys.executable, "-m", "fairtrial.cli.episode", "tests/rl/trainers/word_suites.py:suite"]
             done = subprocess.run(
                 [*command, "--sample", sample_id, "--json"], cwd=ROOT, env=env, capture_output=True, text=True
             )

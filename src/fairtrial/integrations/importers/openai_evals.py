@@ -353,11 +353,9 @@ class _Eval:
 
     def _results(self, item: Row) -> list[tuple[str, float | None, Row]]:
         """Return (name of the criterion, score or None, original result) for every grader result."""
-        raw = item.get("results")
         return [
             (self._criterion(as_text(one.get("name"))), as_number(one.get("score")), one)
-            for one in (raw if isinstance(raw, list) else ())
-            if isinstance(one, dict)
+            for one in as_objects(item.get("results"))
         ]
 
     def _criterion(self, name: str) -> str:
@@ -374,10 +372,9 @@ class _Eval:
                 continue
             verdict = raw["passed"] if isinstance(raw.get("passed"), bool) else passed
             reason = _grader_text(raw)
-            if name in self.wide:
-                parts.append((name, Score(float(verdict), verdict, reason, [Metric("score", score)])))
-            else:
-                parts.append((name, Score(score, verdict, reason)))
+            wide = name in self.wide
+            part = Score(float(verdict) if wide else score, verdict, reason, [Metric("score", score)] if wide else ())
+            parts.append((name, part))
         return merge(parts, value=mean_value(parts) if parts else float(passed), passed=passed)
 
 
@@ -435,12 +432,8 @@ def _why_stopped(status: str, run: _SourceRun) -> str:
 
 
 def _messages(answer: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    listed = answer.get(name)
-    return [
-        (as_text(one.get("role")) or ("assistant" if name == "output" else "user"), _content(one.get("content")))
-        for one in (listed if isinstance(listed, list) else ())
-        if isinstance(one, dict)
-    ]
+    usual = "assistant" if name == "output" else "user"
+    return [(as_text(one.get("role")) or usual, _content(one.get("content"))) for one in as_objects(answer.get(name))]
 
 
 def _content(content: Any) -> str:

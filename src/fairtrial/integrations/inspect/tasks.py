@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def suite(
-    task: Any,
-    *,
-    model: Any,
-    name: str | None = None,
-    score: str | None = None,
-    config: EvalConfig | None = None,
+    task: Any, *, model: Any, name: str | None = None, score: str | None = None, config: EvalConfig | None = None
 ) -> EvalSuite[Any, Any, Any]:
     """Return an Inspect task as a suite.
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import uuid
 import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,11 +53,11 @@ def _allow_groups(parent: Path) -> None:
         control.write_text("+memory +pids")
 
 
+@dataclass(frozen=True, slots=True)
 class Cgroup:
     """The control group of one sandbox: the kernel refuses more memory and more processes, without a gap."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @classmethod
     def create(cls, limits: SandboxLimits, *, root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> Self | None:
@@ -101,15 +102,13 @@ class Cgroup:
 _CHUNK = 256 * 1024
 
 
+@dataclass(slots=True)
 class CappedOutput:
     """What a command writes: the first bytes are kept, the rest is read and discarded."""
 
-    __slots__ = ("data", "limit", "truncated")
-
-    def __init__(self, limit: int) -> None:
-        self.data = bytearray()
-        self.limit = limit
-        self.truncated = False
+    limit: int
+    data: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
 
     def add(self, chunk: bytes) -> None:
         """Keep a chunk as far as the limit allows."""
@@ -274,15 +273,9 @@ class BwrapBackend:
                 raise
         if failure is not None:
             raise failure
-        if reply is None:
-            return RawResult(-9, bytes(stdout.data), bytes(stderr.data), "time", stdout.truncated or stderr.truncated)
-        return RawResult(
-            reply[0],
-            bytes(stdout.data),
-            bytes(stderr.data),
-            reply[1],
-            stdout.truncated or stderr.truncated,
-        )
+        status, limit = reply or (-9, "time")
+        truncated = stdout.truncated or stderr.truncated
+        return RawResult(status, bytes(stdout.data), bytes(stderr.data), limit, truncated)
 
     def _open_control(self) -> socket.socket:
         if os.getpid() != self._owner:
@@ -301,11 +294,7 @@ class BwrapBackend:
             "cwd": command.cwd,
             "env": dict(command.env),
             "limits": {
-                "seconds": limits.seconds,
-                "memory": limits.memory,
-                "processes": limits.processes,
-                "disk": limits.disk,
-                "files": limits.files,
+                **{name: getattr(limits, name) for name in ("seconds", "memory", "processes", "disk", "files")},
                 "tasks": limits.processes + 1 if _kernel_counts_tasks(self.uid) else None,
             },
         }

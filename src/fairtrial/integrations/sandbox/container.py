@@ -127,17 +127,7 @@ _NOFILE = 1024
 def run_arguments(engine: str, settings: SandboxSettings, name: str) -> list[str]:
     """Return the command that starts a container which waits for commands."""
     limits = settings.limits
-    argv = [
-        engine,
-        "run",
-        "--interactive",
-        "--rm",
-        "--init",
-        "--name",
-        name,
-        "--label",
-        "fairtrial.sandbox=1",
-    ]
+    argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", "fairtrial.sandbox=1"]
     argv += ["--network", "bridge" if settings.network else "none"]
     argv += ["--user", _USER, "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only"]
     argv += ["--memory", str(limits.memory), "--memory-swap", str(limits.memory)]

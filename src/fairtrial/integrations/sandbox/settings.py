@@ -12,30 +12,33 @@ from typing import Literal
 from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.errors import ConfigurationError
 
-_APPARMOR = "kernel/apparmor_restrict_unprivileged_userns"
-_MAXIMUM = "user/max_user_namespaces"
-_CLONE = "kernel/unprivileged_userns_clone"
+# Settings of the kernel, the value that is an obstacle, and the remedy.
+_OBSTACLES = (
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "AppArmor forbids user namespaces (kernel.apparmor_restrict_unprivileged_userns=1): load an AppArmor "
+        "profile for bwrap that has `userns`, or `sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
+    ),
+    (
+        "user/max_user_namespaces",
+        "0",
+        "the number of user namespaces is limited to 0 (user.max_user_namespaces=0): "
+        "`sysctl user.max_user_namespaces=10000`",
+    ),
+    (
+        "kernel/unprivileged_userns_clone",
+        "0",
+        "unprivileged user namespaces are switched off (kernel.unprivileged_userns_clone=0): "
+        "`sysctl kernel.unprivileged_userns_clone=1`",
+    ),
+)
 
 
 def find_obstacles(proc: Path = Path("/proc")) -> list[str]:
     """Return the settings of this machine that keep bwrap from making namespaces, each with its remedy."""
-    found: list[str] = []
-    if _setting(proc, _APPARMOR) == "1":
-        found.append(
-            "AppArmor forbids user namespaces (kernel.apparmor_restrict_unprivileged_userns=1): load an AppArmor "
-            "profile for bwrap that has `userns`, or `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
-        )
-    if _setting(proc, _MAXIMUM) == "0":
-        found.append(
-            "the number of user namespaces is limited to 0 (user.max_user_namespaces=0): "
-            "`sysctl user.max_user_namespaces=10000`"
-        )
-    if _setting(proc, _CLONE) == "0":
-        found.append(
-            "unprivileged user namespaces are switched off (kernel.unprivileged_userns_clone=0): "
-            "`sysctl kernel.unprivileged_userns_clone=1`"
-        )
-    if _has_seccomp_filter(proc):
+    found = [remedy for name, wrong, remedy in _OBSTACLES if _read(proc / "sys" / name).strip() == wrong]
+    if any(line.split() == ["Seccomp:", "2"] for line in _read(proc / "self/status").splitlines()):
         found.append(
             "this process runs under a seccomp filter, as in a container with Docker's default profile: start the "
             "container with `--security-opt seccomp=PROFILE` that allows unshare, clone, mount and pivot_root"
@@ -43,19 +46,11 @@ def find_obstacles(proc: Path = Path("/proc")) -> list[str]:
     return found
 
 
-def _setting(proc: Path, name: str) -> str:
+def _read(path: Path) -> str:
     try:
-        return (proc / "sys" / name).read_text().strip()
+        return path.read_text()
     except OSError:
         return ""
-
-
-def _has_seccomp_filter(proc: Path) -> bool:
-    try:
-        status = (proc / "self/status").read_text()
-    except OSError:
-        return False
-    return any(line.split() == ["Seccomp:", "2"] for line in status.splitlines())
 
 
 def explain_refusal(problem: str, proc: Path = Path("/proc")) -> str:

@@ -18,12 +18,8 @@ from fairtrial.integrations.tracing.received import ReceivedLog, ReceivedSpan
 
 type SpanKind = Literal["model", "tool", "other"]
 
-_MODEL_OPERATIONS = (
-    "chat",
-    "text_completion",
-    "generate_content",
-    "response",
-)  # Values of attributes may be lists, which have no hash.
+# Tuples, because values of attributes may be lists, which have no hash.
+_MODEL_OPERATIONS = ("chat", "text_completion", "generate_content", "response")
 _ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 _INDEX = re.compile(r"\.(\d+)\.(.+)")
 _FINISH = {"tool_call": "tool_calls", "tool-calls": "tool_calls", "tool_use": "tool_calls"}
@@ -75,17 +71,11 @@ def kind_of_span(attributes: Mapping[str, Any]) -> SpanKind:
 
 def model_of(attributes: Mapping[str, Any]) -> str:
     """Return the model of a call."""
-    return _text(
-        first_of(
-            attributes,
-            "gen_ai.response.model",
-            "gen_ai.request.model",
-            "llm.model_name",
-            "langfuse.observation.model.name",
-            "ai.response.model",
-            "ai.model.id",
-        )
-    )
+    found = first_of(
+        attributes, "gen_ai.response.model", "gen_ai.request.model", "llm.model_name",
+        "langfuse.observation.model.name", "ai.response.model", "ai.model.id",
+    )  # fmt: skip
+    return _text(found)
 
 
 def provider_of(attributes: Mapping[str, Any]) -> str:
@@ -95,16 +85,11 @@ def provider_of(attributes: Mapping[str, Any]) -> str:
 
 def finish_reason_of(attributes: Mapping[str, Any]) -> str | None:
     """Return why the answer ended: the first reason, wherever and however it is written."""
-    found = decoded(
-        first_of(
-            attributes,
-            "gen_ai.response.finish_reasons",
-            "ai.response.finishReason",
-            "gen_ai.response.finish_reason",
-            "llm.finish_reason",
-            "gen_ai.completion.0.finish_reason",
-        )
-    )
+    written = first_of(
+        attributes, "gen_ai.response.finish_reasons", "ai.response.finishReason", "gen_ai.response.finish_reason",
+        "llm.finish_reason", "gen_ai.completion.0.finish_reason",
+    )  # fmt: skip
+    found = decoded(written)
     if isinstance(found, Sequence) and not isinstance(found, str):
         found = found[0] if found else None
     if found is None:
@@ -246,12 +231,8 @@ def _event_messages(span: ReceivedSpan, logs: Iterable[ReceivedLog]) -> tuple[li
 
 def read_messages(messages: Iterable[Any]) -> tuple[ChatMessage, ...]:
     """Return messages that are written in any of the known ways."""
-    found = []
-    for message in messages:
-        tree = _mapping(message)
-        if tree:
-            found.extend(_message(tree))
-    return tuple(found)
+    trees = filter(None, map(_mapping, messages))
+    return tuple(message for tree in trees for message in _message(tree))
 
 
 def _message(tree: Mapping[str, Any]) -> list[ChatMessage]:
@@ -337,9 +318,7 @@ def decoded(value: Any) -> Any:
 
 def _list(value: Any) -> list[Any]:
     found = decoded(value)
-    if isinstance(found, list):
-        return [decoded(item) for item in found]
-    return []
+    return [decoded(item) for item in found] if isinstance(found, list) else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import batched
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 from urllib.parse import quote
 
@@ -182,9 +181,7 @@ class TraceExporter:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def _work(self) -> None:

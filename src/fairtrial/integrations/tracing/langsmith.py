@@ -295,9 +295,7 @@ def upload_run(
     """
     _check_rows(max_rows)
     address, headers = resolve_langsmith(url)
-    poster = HttpPoster(
-        "uploading experiments", _RETRIED_STATUSES, timeout_seconds=_TIMEOUT_SECONDS, patience_seconds=patience_seconds
-    )
+    poster = HttpPoster("uploading experiments", _RETRIED_STATUSES, _TIMEOUT_SECONDS, patience_seconds)
 
     async def upload() -> UploadTotals:
         totals = UploadTotals()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fairtrial.errors import ConfigurationError
@@ -9,99 +11,75 @@ from fairtrial.errors import ConfigurationError
 if TYPE_CHECKING:
     from fairtrial.trials.result import EvalResult
 
-type TextAttributes = list[tuple[str, str]]
+type TextAttributes = Sequence[tuple[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
 class Profile:
-    """The plain profile: no additional attributes."""
+    """The additional attributes of spans; the plain profile has none.
 
-    name = "plain"
+    Attributes:
+        name: Its name.
+        model_call: The attributes of a model call.
+        tool_call: The attributes of a tool call.
+        texts: The names of input and output of a trial.
+        every_span: Returns the attributes of every span, from the id of the run and the result.
+        trial: Returns the attributes of the trial's own span, from the name of the suite and the result.
+    """
 
-    def every_span(self, run_id: str, result: EvalResult) -> TextAttributes:
-        """Return the attributes of every span of a trial."""
-        return []
+    name: str
+    model_call: TextAttributes = ()
+    tool_call: TextAttributes = ()
+    texts: Sequence[str] = ()
+    every_span: Callable[[str, EvalResult], TextAttributes] = lambda _run_id, _result: ()
+    trial: Callable[[str, EvalResult], TextAttributes] = lambda _suite, _result: ()
 
-    def trial(self, suite: str, result: EvalResult, given: str | None, output: str | None) -> TextAttributes:
-        """Return the attributes of the trial's own span; input and output are None without content."""
-        return []
-
-    def model_call(self) -> TextAttributes:
-        """Return the attributes of a model call."""
-        return []
-
-    def tool_call(self) -> TextAttributes:
-        """Return the attributes of a tool call."""
-        return []
+    def trial_texts(self, *texts: str | None) -> TextAttributes:
+        """Return input and output of a trial as attributes; None for what is not sent."""
+        return [(name, text) for name, text in zip(self.texts, texts, strict=False) if text is not None]
 
 
-class LangSmithProfile(Profile):
-    """LangSmith: the kind of each span, and inputs and outputs under the names that it shows."""
-
+def _langsmith_trial(suite: str, result: EvalResult) -> TextAttributes:
     # `langsmith.trace.id` is left out on purpose: it breaks the relation of parents and children.
-
-    name = "langsmith"
-
-    def trial(self, suite: str, result: EvalResult, given: str | None, output: str | None) -> TextAttributes:
-        """Return the kind and name of the trace, its metadata, and input and output."""
-        key = result.key
-        found = [
-            ("langsmith.span.kind", "chain"),
-            ("langsmith.trace.name", f"{suite}/{key.experiment}/{key.sample_id}"),
-            ("langsmith.metadata.run_id", key.run_id),
-            ("langsmith.metadata.experiment", key.experiment),
-            ("langsmith.metadata.sample_id", key.sample_id),
-            ("langsmith.metadata.outcome", result.outcome),
-        ]
-        if given is not None:
-            found.append(("gen_ai.prompt", given))
-        if output is not None:
-            found.append(("gen_ai.completion", output))
-        return found
-
-    def model_call(self) -> TextAttributes:
-        """Return the kind of a model call."""
-        return [("langsmith.span.kind", "llm")]
-
-    def tool_call(self) -> TextAttributes:
-        """Return the kind of a tool call."""
-        return [("langsmith.span.kind", "tool")]
+    key = result.key
+    return [
+        ("langsmith.span.kind", "chain"),
+        ("langsmith.trace.name", f"{suite}/{key.experiment}/{key.sample_id}"),
+        ("langsmith.metadata.run_id", key.run_id),
+        ("langsmith.metadata.experiment", key.experiment),
+        ("langsmith.metadata.sample_id", key.sample_id),
+        ("langsmith.metadata.outcome", result.outcome),
+    ]
 
 
-class LangfuseProfile(Profile):
-    """Langfuse: a run's experiment as an experiment there, and inputs and outputs under its names."""
-
-    name = "langfuse"
-
-    def every_span(self, run_id: str, result: EvalResult) -> TextAttributes:
-        """Return the experiment that a span belongs to."""
-        return [
-            ("langfuse.experiment.id", f"{run_id}:{result.key.experiment}"),
-            ("langfuse.experiment.name", result.key.experiment),
-        ]
-
-    def trial(self, suite: str, result: EvalResult, given: str | None, output: str | None) -> TextAttributes:
-        """Return the item of the experiment, and input and output."""
-        found = [
-            ("langfuse.trace.name", f"{suite}/{result.key.experiment}"),
-            ("langfuse.experiment.item.id", result.key.sample_id),
-        ]
-        if given is not None:
-            found.append(("langfuse.observation.input", given))
-        if output is not None:
-            found.append(("langfuse.observation.output", output))
-        return found
-
-    def model_call(self) -> TextAttributes:
-        """Return the type of a model call."""
-        return [("langfuse.observation.type", "generation")]
-
-    def tool_call(self) -> TextAttributes:
-        """Return the type of a tool call."""
-        return [("langfuse.observation.type", "tool")]
+def _langfuse_span(run_id: str, result: EvalResult) -> TextAttributes:
+    """A run's experiment is an experiment there."""
+    name = result.key.experiment
+    return [("langfuse.experiment.id", f"{run_id}:{name}"), ("langfuse.experiment.name", name)]
 
 
-PLAIN = Profile()
-PROFILES = {profile.name: profile for profile in (PLAIN, LangSmithProfile(), LangfuseProfile())}
+def _langfuse_trial(suite: str, result: EvalResult) -> TextAttributes:
+    trace = ("langfuse.trace.name", f"{suite}/{result.key.experiment}")
+    return [trace, ("langfuse.experiment.item.id", result.key.sample_id)]
+
+
+PLAIN = Profile("plain")
+_LANGSMITH = Profile(
+    "langsmith",
+    [("langsmith.span.kind", "llm")],
+    [("langsmith.span.kind", "tool")],
+    ("gen_ai.prompt", "gen_ai.completion"),
+    trial=_langsmith_trial,
+)
+_LANGFUSE = Profile(
+    "langfuse",
+    [("langfuse.observation.type", "generation")],
+    [("langfuse.observation.type", "tool")],
+    ("langfuse.observation.input", "langfuse.observation.output"),
+    _langfuse_span,
+    _langfuse_trial,
+)
+PROFILES = {profile.name: profile for profile in (PLAIN, _LANGSMITH, _LANGFUSE)}
 
 
 def profile_named(name: str | None) -> Profile:

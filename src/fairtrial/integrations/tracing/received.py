@@ -26,7 +26,6 @@ class OtlpMessages(NamedTuple):
     logs: Any  # ExportLogsServiceRequest
     logs_response: Any
     span: Any
-    status: Any
     log_record: Any
     any_value: Any
     array_value: Any
@@ -54,7 +53,6 @@ def otlp_messages(purpose: str = "OpenTelemetry") -> OtlpMessages:
             logs_service.ExportLogsServiceRequest,
             logs_service.ExportLogsServiceResponse,
             trace.Span,
-            trace.Status,
             logs.LogRecord,
             common.AnyValue,
             common.ArrayValue,

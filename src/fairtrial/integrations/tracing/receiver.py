@@ -10,11 +10,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import anyio
-from aiohttp import web
 
 from fairtrial.base.foreign import BODY_SECONDS, HEAD_SECONDS, ExpansionBudget, Method, expand
 from fairtrial.base.offload import in_thread, loop_caller
@@ -23,8 +21,10 @@ from fairtrial.integrations.tracing.mapping import collected_trace
 from fairtrial.integrations.tracing.received import ReceivedLog, ReceivedSpan, otlp_messages, parse_logs, parse_traces
 from fairtrial.trials.context import CollectedTrace, TrialKey, trace_id_of, trial_span_id
 
-if TYPE_CHECKING:
+try:
     from aiohttp import web
+except ImportError:
+    raise MissingExtraError("receiving traces", "otel") from None
 
 
 class ReceiverServer(web.Server):
@@ -258,10 +258,6 @@ class TraceReceiver:
         max_spans: int = 10_000,
     ) -> None:
         otlp_messages("receiving traces")
-        try:
-            import aiohttp  # noqa: F401 - asked here so that a missing extra is known before anything starts
-        except ImportError:
-            raise MissingExtraError("receiving traces", "otel") from None
         if not 0 < trace_wait_seconds < 3600:
             raise ConfigurationError(f"trace_wait_seconds must be from 0 to 3600 (got {trace_wait_seconds!r})")
         self._host = host
@@ -346,14 +342,10 @@ class TraceReceiver:
         self._entered.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._entered.__exit__(None, None, None)
 
     async def _serve(self, ready: threading.Event) -> None:
-        from aiohttp import web
-
         runner = web.ServerRunner(ReceiverServer(self._answer))
         await runner.setup()
         try:
@@ -368,8 +360,6 @@ class TraceReceiver:
             await runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        from aiohttp import web
-
         # Pages in a browser, which could reach this machine by DNS rebinding. Applications send no Origin.
         if "Origin" in request.headers:
             return web.Response(status=403, text="requests of web pages are refused\n")

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, overload
 from urllib.parse import urlsplit
@@ -89,11 +90,6 @@ _PATHS = (
     (":streamRawPredict", "messages"),
 )
 _ABANDONED = "abandoned"
-
-
-def protocol_of(url: str) -> str | None:
-    """Return the protocol that is spoken at an address; None if it is none of a model."""
-    return next((name for ending, name in _PATHS if url.endswith(ending)), None)
 
 
 def read_request(protocol: str, body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
@@ -234,21 +230,14 @@ def reader_of(protocol: str, url: str, model: str) -> SdkAdapter:
     if wanted is AnthropicAdapter:
         base_url = base_url.removesuffix("/v1")
     host = urlsplit(url).hostname or ""
-    kind = next(
-        (
-            each
-            for each in PROVIDERS.values()
-            if host == urlsplit(each.default_url).hostname and issubclass(each, wanted)
-        ),
-        wanted,
-    )
+    own = (each for each in PROVIDERS.values() if host == urlsplit(each.default_url).hostname)
+    kind = next((each for each in own if issubclass(each, wanted)), wanted)
     if kind is OpenAIAdapter and host.endswith(".azure.com"):
         kind = AzureAdapter
     # Without a key, because it sends nothing.
     reading: type[SdkAdapter] = type(f"Recorded{kind.__name__}", (kind,), {"key_variables": (), "default_key": "none"})
-    options: dict[str, Any] = (
-        {} if wanted is AnthropicAdapter else {"api": "chat" if protocol != "responses" else protocol}
-    )
+    api = "responses" if protocol == "responses" else "chat"
+    options: dict[str, Any] = {} if wanted is AnthropicAdapter else {"api": api}
     return reading(model, base_url=base_url, limiter=Unlimited(), **options)
 
 
@@ -344,11 +333,8 @@ def _observe(client: Any) -> None:
             call = _begin(request)
             if call is None:
                 return await send(request, **options)
-            try:
+            with call.sending():
                 response = await send(request, **options)
-            except BaseException as error:
-                call.failed(_described(error))
-                raise
             return call.received(response)
 
         http.send = sent_async
@@ -358,11 +344,8 @@ def _observe(client: Any) -> None:
         call = _begin(request)
         if call is None:
             return send(request, **options)
-        try:
+        with call.sending():
             response = send(request, **options)
-        except BaseException as error:
-            call.failed(_described(error))
-            raise
         return call.received(response)
 
     http.send = sent
@@ -378,7 +361,7 @@ def _begin(request: Any) -> _Call | None:
     if trial is None or request.method != "POST":
         return None
     url = str(request.url).partition("?")[0]
-    protocol = protocol_of(url)
+    protocol = next((name for ending, name in _PATHS if url.endswith(ending)), None)
     if protocol is None:
         return None
     try:
@@ -404,6 +387,27 @@ class _Call:
         if self._actor != JUDGE:
             trial.application_calls.begin(read_request(protocol, body), self.abandon)
 
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Record an error of the block, which sends the request."""
+        try:
+            yield
+        except BaseException as error:
+            self.failed(_described(error))
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[bytes], None]]:
+        """Take the parts of the body that the block reads, and note its end."""
+        error: BaseException | None = None
+        try:
+            yield self._chunks.append
+        except Exception as problem:
+            error = problem
+            raise
+        finally:
+            self.ended(error)
+
     def received(self, response: Any) -> Any:
         """Take the response: as a whole, or as it is read by the application."""
         try:
@@ -417,10 +421,6 @@ class _Call:
         except Exception:
             _log.exception("an answer to %s cannot be recorded", self._reader.model)
         return response
-
-    def add(self, chunk: bytes) -> None:
-        """Take a part of the body."""
-        self._chunks.append(chunk)
 
     def ended(self, error: BaseException | None = None) -> None:
         """Note that the body was read to its end, was closed early, or failed."""
@@ -482,28 +482,16 @@ def _tee(response: Any, call: _Call) -> Any:
         """The body as it is read."""
 
         def __iter__(self) -> Iterator[bytes]:
-            error: BaseException | None = None
-            try:
+            with call.reading() as take:
                 for chunk in body:
-                    call.add(chunk)
+                    take(chunk)
                     yield chunk
-            except Exception as problem:
-                error = problem
-                raise
-            finally:
-                call.ended(error)
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            error: BaseException | None = None
-            try:
+            with call.reading() as take:
                 async for chunk in body:
-                    call.add(chunk)
+                    take(chunk)
                     yield chunk
-            except Exception as problem:
-                error = problem
-                raise
-            finally:
-                call.ended(error)
 
         def close(self) -> None:
             call.ended()

@@ -8,9 +8,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
 from urllib.parse import unquote, urlsplit
 
@@ -166,6 +165,7 @@ class HttpAnswer(NamedTuple):
         return f"the server answered {self.status}{': ' + text if text else ''}"
 
 
+@dataclass(slots=True)
 class HttpPoster:
     """Posts bodies to one server. To be used as `async with`, on asyncio.
 
@@ -176,28 +176,23 @@ class HttpPoster:
         patience_seconds: For how long a request is repeated.
     """
 
-    def __init__(
-        self, purpose: str, retried: Collection[int], *, timeout_seconds: float, patience_seconds: float
-    ) -> None:
-        self._purpose = purpose
-        self._retried = frozenset(retried)
-        self._timeout = timeout_seconds
-        self._patience = patience_seconds
-        self._session: aiohttp.ClientSession | None = None
+    purpose: str
+    retried: Collection[int]
+    timeout_seconds: float
+    patience_seconds: float
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         try:
             import aiohttp
         except ImportError:
-            raise MissingExtraError(self._purpose, "otel") from None
-        timeout = aiohttp.ClientTimeout(total=self._timeout)
+            raise MissingExtraError(self.purpose, "otel") from None
+        timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
         agent = {"User-Agent": f"fairtrial/{__version__}"}
         self._session = aiohttp.ClientSession(timeout=timeout, headers=agent)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -210,7 +205,7 @@ class HttpPoster:
             body: The body of the request.
             headers: Its headers.
         """
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience_seconds
         attempts = pauses = 0
         while True:
             attempts += 1
@@ -221,14 +216,14 @@ class HttpPoster:
             else:
                 status, content, wanted = outcome
                 answer = HttpAnswer(status, content, attempts)
-                if status not in self._retried:
+                if status not in self.retried:
                     return answer
                 problem = str(answer)
             if wanted is None:
                 pauses += 1
                 wanted = backoff(pauses, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
             if time.monotonic() + wanted > deadline:
-                raise TraceSendError(f"{what} could not be sent within {self._patience:g} s: {problem}")
+                raise TraceSendError(f"{what} could not be sent within {self.patience_seconds:g} s: {problem}")
             await asyncio.sleep(wanted)
 
     async def _attempt(
@@ -289,22 +284,15 @@ class OtlpSender:
 
     def __init__(self, endpoint: OtlpEndpoint, *, patience_seconds: float = 30.0) -> None:
         self._endpoint = endpoint
-        self._poster = HttpPoster(
-            "sending traces",
-            _RETRIED_STATUSES,
-            timeout_seconds=endpoint.timeout_seconds,
-            patience_seconds=patience_seconds,
-        )
+        self._poster = HttpPoster("sending traces", _RETRIED_STATUSES, endpoint.timeout_seconds, patience_seconds)
         self.totals = SendTotals()
 
     async def __aenter__(self) -> Self:
         await self._poster.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._poster.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_exception: object) -> None:
+        await self._poster.__aexit__()
 
     async def send(self, trials: Sequence[ConvertedTrial], suite: str) -> None:
         """Send the spans and log records of trials. Raises `TraceSendError` if that fails for good."""

@@ -53,10 +53,10 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if message["role"] == "tool":
         return [{"type": "tool_call_response", "id": message.get("name") or "", "response": text}]
     parts: list[dict[str, Any]] = [{"type": "text", "content": text}] if text else []
-    for call in message.get("tool_calls") or ():
-        arguments = call.get("arguments") or {}
-        parts.append({"type": "tool_call", "id": call.get("id") or "", "name": call["name"], "arguments": arguments})
-    return parts
+    return parts + [
+        {"type": "tool_call", "id": one.get("id") or "", "name": one["name"], "arguments": one.get("arguments") or {}}
+        for one in message.get("tool_calls") or ()
+    ]
 
 
 SCOPE = "fairtrial"
@@ -67,10 +67,7 @@ def traces_request(spans: Sequence[Span], suite: str) -> ExportTraceServiceReque
     """Return the request that sends spans."""
     request: ExportTraceServiceRequest = otlp_messages().traces()
     group = request.resource_spans.add()
-    group.resource.attributes.extend(key_values(resource_attributes(suite)))
-    scope = group.scope_spans.add()
-    scope.scope.name, scope.scope.version = SCOPE, __version__
-    scope.spans.extend(spans)
+    _describe(group, group.scope_spans.add(spans=spans), suite)
     return request
 
 
@@ -78,11 +75,13 @@ def logs_request(logs: Sequence[LogRecord], suite: str) -> ExportLogsServiceRequ
     """Return the request that sends log records."""
     request: ExportLogsServiceRequest = otlp_messages().logs()
     group = request.resource_logs.add()
-    group.resource.attributes.extend(key_values(resource_attributes(suite)))
-    scope = group.scope_logs.add()
-    scope.scope.name, scope.scope.version = SCOPE, __version__
-    scope.log_records.extend(logs)
+    _describe(group, group.scope_logs.add(log_records=logs), suite)
     return request
+
+
+def _describe(group: Any, scope: Any, suite: str) -> None:
+    group.resource.attributes.extend(key_values(resource_attributes(suite)))
+    scope.scope.name, scope.scope.version = SCOPE, __version__
 
 
 def resource_attributes(suite: str, environ: Mapping[str, str] = os.environ) -> list[tuple[str, AttributeValue]]:
@@ -245,7 +244,7 @@ class TrialConverter:
             if sample is not None and sample.has_expected:
                 found.append(("fairtrial.expected", dumps(sample.expected)))
         found += self.profile.every_span(self.run_id, result)
-        found += self.profile.trial(self.suite, result, given, output)
+        found += (*self.profile.trial(self.suite, result), *self.profile.trial_texts(given, output))
         return self._redacted(found)
 
     def _event_spans(
@@ -312,7 +311,7 @@ class TrialConverter:
             found.append(("gen_ai.response.finish_reasons", (str(data["finish_reason"]),)))
         if data.get("cached"):
             found.append(("fairtrial.cached", True))
-        found += self.profile.model_call()
+        found += self.profile.model_call
         if self.content:
             asked, answered = _conversation(recorded, position)
             found.append(("gen_ai.input.messages", dumps(genai_messages(asked))))
@@ -330,7 +329,7 @@ class TrialConverter:
             found.append(("gen_ai.tool.call.id", str(data["call_id"])))
         if self.content:
             found.append(("gen_ai.tool.call.arguments", dumps(data.get("params") or {})))
-        found += self.profile.tool_call()
+        found += self.profile.tool_call
         error = data.get("error")
         if error is None and data.get("success") is False:
             error = "the tool reported a failure"

@@ -27,14 +27,7 @@ from fairtrial.mailbox.postgres.statements import (
     SCHEMA_VERSION,
 )
 from fairtrial.mailbox.server import ServerConnection
-from fairtrial.store.bulk import (
-    ANSWER_MARGIN_SECONDS,
-    ISOLATION,
-    POSTGRES_SETTINGS,
-    BoundedAsyncConnection,
-    BoundedConnection,
-    warn_about_plain_text,
-)
+from fairtrial.store import bulk
 from fairtrial.store.redact import register_guess
 
 _FULL = ("53100", "53200")  # disk_full, out_of_memory
@@ -215,7 +208,7 @@ MAX_CONNECTIONS = 2
 _STATEMENT_SECONDS = 60
 _LOCK_SECONDS = 10
 _IDLE_SECONDS = 10.0
-_ANSWER_SECONDS = _STATEMENT_SECONDS + ANSWER_MARGIN_SECONDS
+_ANSWER_SECONDS = _STATEMENT_SECONDS + bulk.ANSWER_MARGIN_SECONDS
 
 type PostgresSource = PostgresConnection | str
 """A connection or a URL."""
@@ -359,7 +352,7 @@ class PostgresConnection(ServerConnection):
         return await self._connect()
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        connection = await BoundedAsyncConnection.connect(
+        connection = await bulk.BoundedAsyncConnection.connect(
             self._conninfo(), autocommit=True, prepare_threshold=self._prepare_threshold()
         )
         connection.answer_seconds = _ANSWER_SECONDS
@@ -466,8 +459,10 @@ class RenewalConnection:
                 self._connection = None
 
 
-def _connect_blocking(conninfo: str, *, prepare_threshold: int | None, autocommit: bool = False) -> BoundedConnection:
-    connection = BoundedConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=prepare_threshold)
+def _connect_blocking(
+    conninfo: str, *, prepare_threshold: int | None, autocommit: bool = False
+) -> bulk.BoundedConnection:
+    connection = bulk.BoundedConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=prepare_threshold)
     connection.answer_seconds = _ANSWER_SECONDS
     return connection
 
@@ -488,15 +483,15 @@ def _parse(url: str) -> tuple[dict[str, Any], bool]:
         raise errors.ConfigurationError("the URL of a mailbox on PostgreSQL must start with postgresql://")
     if given.get("password"):
         register_guess(str(given["password"]), "password", "the password of the queue's URL")
-    warn_about_plain_text(str(given.get("host") or "").partition(",")[0], given.get("sslmode"), "queue")
+    bulk.warn_about_plain_text(str(given.get("host") or "").partition(",")[0], given.get("sslmode"), "queue")
     if not pooled:
         limits = {"statement_timeout": _STATEMENT_SECONDS, "lock_timeout": _LOCK_SECONDS}
         options = str(given.get("options") or "")
         for name, seconds in limits.items():
             if name not in options:
                 options = f"{options} -c {name}={seconds * 1000}".strip()
-        given["options"] = options if "transaction_isolation" in options else f"{options} {ISOLATION}"
-    return {**POSTGRES_SETTINGS, **given}, pooled
+        given["options"] = options if "transaction_isolation" in options else f"{options} {bulk.ISOLATION}"
+    return {**bulk.POSTGRES_SETTINGS, **given}, pooled
 
 
 def _without_pgbouncer(url: str) -> tuple[str, bool]:

@@ -8,16 +8,9 @@ from typing import Any, cast
 
 from fairtrial.errors import ReplyNotAvailableError
 from fairtrial.mailbox.body import ClaimCheck
+from fairtrial.mailbox.postgres import receive
 from fairtrial.mailbox.postgres import statements as sql
 from fairtrial.mailbox.postgres.connection import PostgresConnection, PostgresSource
-from fairtrial.mailbox.postgres.receive import (
-    ACKNOWLEDGING,
-    PostgresDeadLetters,
-    PostgresReceipt,
-    RowReceiver,
-    columns,
-    kept,
-)
 from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxResolver, Message
 from fairtrial.mailbox.server import Reader, Readers, ServerMailbox, ServingWorker, T
@@ -75,8 +68,8 @@ class PostgresMailbox(ServerMailbox[T]):
             create=create,
         )
         self.holder = secrets.randbits(62) + 1
-        self.dead_letters = PostgresDeadLetters(self)
-        self._receiver = RowReceiver(self)
+        self.dead_letters = receive.PostgresDeadLetters(self)
+        self._receiver = receive.RowReceiver(self)
         self._id: int | None = None
 
     async def open(self, *, again: bool = False) -> int:
@@ -122,21 +115,21 @@ class PostgresMailbox(ServerMailbox[T]):
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
         """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
         self.check_open()
-        receipts = [cast(PostgresReceipt, message.receipt) for message in messages]
+        receipts = [cast(receive.PostgresReceipt, message.receipt) for message in messages]
         ours: list[bool] = []
         for start in range(0, len(receipts), MAX_OPERATIONS):
             chunk = [(receipt.row, receipt.lease) for receipt in receipts[start : start + MAX_OPERATIONS]]
-            ours += await ACKNOWLEDGING(self, chunk)
+            ours += await receive.ACKNOWLEDGING(self, chunk)
         return ours
 
-    def renew(self, receipts: Sequence[PostgresReceipt], seconds: float) -> Sequence[bool]:
+    def renew(self, receipts: Sequence[receive.PostgresReceipt], seconds: float) -> Sequence[bool]:
         """Renew each lease for `seconds` from now; may be called from any thread."""
         ours: list[bool] = []
         for start in range(0, len(receipts), _RENEWED_AT_ONCE):
             leases = [(receipt.row, receipt.lease) for receipt in receipts[start : start + _RENEWED_AT_ONCE]]
-            parameters = {**columns(("ids", "leases"), leases), "seconds": float(seconds)}
+            parameters = {**receive.columns(("ids", "leases"), leases), "seconds": float(seconds)}
             rows = self.connection.renewals.run("renewing leases", sql.RENEW, parameters)
-            ours += kept(rows, [row for row, _ in leases])
+            ours += receive.kept(rows, [row for row, _ in leases])
         return ours
 
     async def approximate_count(self) -> int:
@@ -252,7 +245,7 @@ class PostgresMailbox(ServerMailbox[T]):
 
 
 async def _insert_all(mailbox: PostgresMailbox[Any], items: Sequence[_Wire]) -> Sequence[int]:
-    values = columns(("kept", "bodies", "addresses"), items)
+    values = receive.columns(("kept", "bodies", "addresses"), items)
     rows = await mailbox.run("sending to", sql.SEND, **values)
     if not rows and mailbox._create:
         await mailbox.open(again=True)

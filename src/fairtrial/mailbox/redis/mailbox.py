@@ -14,17 +14,8 @@ from redis.exceptions import RedisError
 from fairtrial.errors import ConfigurationError, ReplyNotAvailableError
 from fairtrial.mailbox.body import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, MailboxResolver, Message
-from fairtrial.mailbox.redis import scripts
+from fairtrial.mailbox.redis import receive, scripts
 from fairtrial.mailbox.redis.connection import MAX_BYTES, MAX_OPERATIONS, RedisConnection, RedisSource
-from fairtrial.mailbox.redis.receive import (
-    OURS,
-    Consumers,
-    Keys,
-    RedisDeadLetters,
-    RedisReceipt,
-    StreamReceiver,
-    Sweeper,
-)
 from fairtrial.mailbox.redis.topology import is_gone, translated
 from fairtrial.mailbox.server import Reader, Readers, ServerMailbox, ServerMailboxFactory, ServingWorker, T
 
@@ -82,11 +73,13 @@ class RedisMailbox(ServerMailbox[T]):
             ttl_seconds=ttl_seconds,
             create=create,
         )
-        self.keys = Keys.of(name)
-        self.consumers = Consumers(f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(6)}".replace("/", "-"))
-        self.dead_letters = RedisDeadLetters(self)
-        self._receiver = StreamReceiver(self)
-        self._sweeper = Sweeper(self, sweep_seconds or SWEEP_SECONDS)
+        self.keys = receive.Keys.of(name)
+        self.consumers = receive.Consumers(
+            f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(6)}".replace("/", "-")
+        )
+        self.dead_letters = receive.RedisDeadLetters(self)
+        self._receiver = receive.StreamReceiver(self)
+        self._sweeper = receive.Sweeper(self, sweep_seconds or SWEEP_SECONDS)
         self._sweeps = sweep_seconds is not None
         self._opened = False
 
@@ -155,7 +148,7 @@ class RedisMailbox(ServerMailbox[T]):
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
         """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
         self.check_open()
-        entries = [cast(RedisReceipt, message.receipt).entry for message in messages]
+        entries = [cast(receive.RedisReceipt, message.receipt).entry for message in messages]
         chunks = [entries[start : start + MAX_OPERATIONS] for start in range(0, len(entries), MAX_OPERATIONS)]
         calls = [scripts.Call(scripts.ACK, (self.keys.stream,), [self.consumers.token, *chunk]) for chunk in chunks]
         kept: list[bool] = []
@@ -164,10 +157,10 @@ class RedisMailbox(ServerMailbox[T]):
                 if not is_gone(answer):
                     raise translated(answer, f"acknowledging messages of {self.name}") from None
                 answer = bytes(len(chunk))
-            kept += [one == OURS for one in answer]
+            kept += [one == receive.OURS for one in answer]
         return kept
 
-    def renew(self, receipts: Sequence[RedisReceipt], seconds: float) -> Sequence[bool]:
+    def renew(self, receipts: Sequence[receive.RedisReceipt], seconds: float) -> Sequence[bool]:
         """Renew each lease for `seconds` from now; may be called from any thread.
 
         In chunks that keep the server responsive.
@@ -196,7 +189,7 @@ class RedisMailbox(ServerMailbox[T]):
                     continue
                 raise translated(answer, "renewing leases")
             for at, held in zip(chunk, answer, strict=True):
-                kept[at] = held == OURS
+                kept[at] = held == receive.OURS
         return kept
 
     def start_sweeping(self) -> None:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.data.sample import Sample
@@ -111,15 +111,18 @@ class NumericOutput:
 class Judging(Scorer):
     """The base class of judges."""
 
-    __slots__ = ("adapter", "criterion", "include_input")
+    __slots__ = ("_pass_at", "adapter", "criterion", "include_input")
 
-    def __init__(self, adapter: ProviderAdapter | None, criterion: str, *, include_input: bool, name: str) -> None:
+    def __init__(
+        self, adapter: ProviderAdapter | None, criterion: str, *, include_input: bool, name: str, pass_at: float = 0.5
+    ) -> None:
         if not criterion.strip():
             raise ConfigurationError("a judge must have a criterion that says what makes an output good (got none)")
         self.adapter = adapter
         self.criterion = criterion
         self.include_input = include_input
         self.name = name
+        self._pass_at = pass_at
         self.needs_session = False
         self.is_async = True
         self.quick = False
@@ -193,11 +196,22 @@ class Judging(Scorer):
         own = Metric(self.name, value, 0.0, details, passed, reason, higher_is_better=True, bounds=SHARE)
         return Score(value, passed, reason, [own, *(m for m in metrics if m.name != self.name)], name=self.name)
 
-    def guarded(self, case: Case) -> Score | None:
-        """Return a failing score for an empty output, without a call: models tend to pass empty outputs."""
-        return (
-            self.verdict(0.0, False, "the output is empty; the judge was not asked") if is_empty(case.output) else None
-        )
+    def empty(self) -> Score:
+        """Return the failing score of an empty output, without a call: models tend to pass empty outputs."""
+        return self.verdict(0.0, False, "the output is empty; the judge was not asked")
+
+    def check_numbers(self, what: str, numbers: Sequence[int], count: int, completion: Completion[Any]) -> None:
+        """Raise `OutputParseError` unless the judge answered each of several questions once, in order."""
+        if numbers != list(range(1, count + 1)):
+            raise OutputParseError(
+                f"judge {self.name!r} must answer {what} 1 to {count} (got {numbers})", raw=completion.raw
+            )
+
+    def share(
+        self, case: Case, value: float, reason: str, asked: tuple[Completion[Any], str], metrics: Iterable[Metric] = ()
+    ) -> Score:
+        """Return the score of a value that passes from `pass_at` on; `asked`: the completion and its prompt's hash."""
+        return self.verdict(value, value >= self._pass_at, reason, self.provenance(case, *asked), metrics)
 
     def reference(self, case: Case) -> Any:
         """Return the expected value, which a comparison with the right answer needs."""
@@ -272,9 +286,8 @@ class LLMJudge(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask for a rating."""
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         verdict: Any
         if self._template is None:
             completion, verdict, asked = await self.ask(case, self.material(case), self._question(), self._answer)
@@ -338,11 +351,7 @@ def _as_template(template: PromptTemplate[Any] | str) -> PromptTemplate[Any]:
 class NumericJudge(Judging):
     """A judge that rates with a number. Models calibrate numbers badly: prefer labels."""
 
-    __slots__ = ("_pass_at",)
-
-    def __init__(self, adapter: ProviderAdapter, criterion: str, *, pass_at: float, **rest: Any) -> None:
-        super().__init__(adapter, criterion, **rest)
-        self._pass_at = pass_at
+    __slots__ = ()
 
     @property
     def question(self) -> str:
@@ -354,16 +363,14 @@ class NumericJudge(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask for a number."""
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         completion, verdict, asked = await self.ask(case, self.material(case), self.question, NumericOutput)
         if not 0.0 <= verdict.score <= 1.0:
             raise OutputParseError(
                 f"the score of judge {self.name!r} must be from 0 to 1 (got {verdict.score})", raw=completion.raw
             )
-        details = self.provenance(case, completion, asked)
-        return self.verdict(verdict.score, verdict.score >= self._pass_at, verdict.reason, details)
+        return self.share(case, verdict.score, verdict.reason, (completion, asked))
 
 
 class LabelJudge(Judging):
@@ -398,9 +405,8 @@ class LabelJudge(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask for a label."""
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         verdict: Any
         completion, verdict, asked = await self.ask(case, self.material(case), self.question, self._answer)
         passed = verdict.label in self._passing
@@ -408,40 +414,25 @@ class LabelJudge(Judging):
         return self.verdict(float(passed), passed, verdict.reason, details)
 
 
+class JudgeOptions(TypedDict, total=False):
+    """The options of `llm_judge`, which documents them."""
+
+    include_input: bool
+    name: str | None
+    template: PromptTemplate[Any] | str | None
+    scale: Mapping[str, float] | None
+    passing: Collection[str] | None
+
+
+@overload
+def llm_judge(adapter: ProviderAdapter, criterion: str, /, **options: Unpack[JudgeOptions]) -> LLMJudge: ...
 @overload
 def llm_judge(
-    adapter: ProviderAdapter,
-    criterion: str,
-    /,
-    *,
-    include_input: bool = ...,
-    name: str | None = ...,
-    template: PromptTemplate[Any] | str | None = ...,
-    scale: Mapping[str, float] | None = ...,
-    passing: Collection[str] | None = ...,
+    criterion: str, /, *, adapter: ProviderAdapter | None = ..., **options: Unpack[JudgeOptions]
 ) -> LLMJudge: ...
 @overload
 def llm_judge(
-    criterion: str,
-    /,
-    *,
-    adapter: ProviderAdapter | None = ...,
-    include_input: bool = ...,
-    name: str | None = ...,
-    template: PromptTemplate[Any] | str | None = ...,
-    scale: Mapping[str, float] | None = ...,
-    passing: Collection[str] | None = ...,
-) -> LLMJudge: ...
-@overload
-def llm_judge(
-    *,
-    criterion: str,
-    adapter: ProviderAdapter | None = ...,
-    include_input: bool = ...,
-    name: str | None = ...,
-    template: PromptTemplate[Any] | str | None = ...,
-    scale: Mapping[str, float] | None = ...,
-    passing: Collection[str] | None = ...,
+    *, criterion: str, adapter: ProviderAdapter | None = ..., **options: Unpack[JudgeOptions]
 ) -> LLMJudge: ...
 def llm_judge(
     *given: Any,
@@ -534,7 +525,4 @@ def label_judge(
 
 def is_empty(output: Any) -> bool:
     """Return whether an output is None or text without visible characters."""
-    if output is None:
-        return True
-    text = output if isinstance(output, str) else ""
-    return isinstance(output, str) and _INVISIBLE.fullmatch(text) is not None
+    return output is None or (isinstance(output, str) and _INVISIBLE.fullmatch(output) is not None)

@@ -23,18 +23,13 @@ COSINE = (-1.0, 1.0)
 class SemanticSimilarity(Judging):
     """Compares the embeddings of the output and of its references."""
 
-    __slots__ = ("_pass_at",)
-
-    def __init__(self, adapter: BaseAdapter, *, pass_at: float, name: str) -> None:
-        super().__init__(adapter, "The output means the same as the reference.", include_input=False, name=name)
-        self._pass_at = pass_at
+    __slots__ = ()
 
     async def score(self, case: Case) -> Score:
         """Embed the output and all references in one call."""
         references = _references(self.reference(case))
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         model = self.adapter
         if not isinstance(model, BaseAdapter):
             raise ConfigurationError(f"{self.name!r} needs an adapter with embed(), such as OpenAIAdapter")
@@ -83,7 +78,8 @@ def semantic_similarity(
     """
     if not 0.0 <= pass_at <= 1.0:
         raise ConfigurationError(f"pass_at of semantic_similarity must be from 0 to 1 (got {pass_at})")
-    return SemanticSimilarity(adapter, pass_at=pass_at, name=name)
+    criterion = "The output means the same as the reference."
+    return SemanticSimilarity(adapter, criterion, include_input=False, pass_at=pass_at, name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +149,13 @@ _NOT_RETRIEVED = "nothing was retrieved; the judge was not asked"
 class RetrievalJudge(Judging):
     """The base class of judges that read `Retrieved` events."""
 
-    __slots__ = ("_pass_at",)
+    __slots__ = ()
 
     def __init__(self, adapter: ProviderAdapter | None, criterion: str, *, pass_at: float, name: str) -> None:
         if not 0.0 <= pass_at <= 1.0:
             raise ConfigurationError(f"pass_at of {name!r} must be from 0 to 1 (got {pass_at})")
-        super().__init__(adapter, criterion, include_input=True, name=name)
+        super().__init__(adapter, criterion, include_input=True, pass_at=pass_at, name=name)
         self.needs_session = True
-        self._pass_at = pass_at
 
     def documents(self, case: Case) -> list[str]:
         """Return the retrieved documents, in the order of retrieval, each once."""
@@ -171,11 +166,6 @@ class RetrievalJudge(Judging):
                 "record it in the task: ctx.session.record(Retrieved(query, documents))"
             )
         return list(dict.fromkeys(document for event in events for document in event.documents))
-
-    def share(self, case: Case, value: float, reason: str, asked: tuple[Any, str], metrics: Sequence[Metric]) -> Score:
-        """Return the score of a share."""
-        details = self.provenance(case, *asked)
-        return self.verdict(value, value >= self._pass_at, reason, details, metrics)
 
     def supported(self, case: Case, claims: Sequence[Claim], text: str, asked: tuple[Any, str]) -> Score:
         """Return the score of the share of supported statements.
@@ -200,9 +190,8 @@ class Faithfulness(RetrievalJudge):
     async def score(self, case: Case) -> Score:
         """Ask for all statements and their support in one call."""
         documents = self.documents(case)
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         pieces = {"input": case.sample.input, "retrieved_documents": documents, "output_to_assess": case.output}
         question = _CLAIMS.format(text="output to assess")
         completion, output, asked = await self.ask(case, pieces, question, ClaimsOutput)
@@ -240,10 +229,7 @@ class ContextPrecision(RetrievalJudge):
         question = _DOCUMENTS.format(text="reference answer")
         completion, output, asked = await self.ask(case, pieces, question, DocumentsOutput)
         numbers = [verdict.document for verdict in output.documents]
-        if numbers != list(range(1, len(documents) + 1)):
-            raise OutputParseError(
-                f"judge {self.name!r} must answer documents 1 to {len(documents)} (got {numbers})", raw=completion.raw
-            )
+        self.check_numbers("documents", numbers, len(documents), completion)
         useful = [verdict.useful == "yes" for verdict in output.documents]
         missed = [str(number) for number, good in enumerate(useful, 1) if not good]
         reason = f"not useful: documents {', '.join(missed)}" if missed else ""
@@ -254,7 +240,7 @@ class ContextPrecision(RetrievalJudge):
 class AnswerRelevance(Judging):
     """How similar the questions that an output answers are to the input."""
 
-    __slots__ = ("_count", "_embedder", "_pass_at")
+    __slots__ = ("_count", "_embedder")
 
     def __init__(
         self, adapter: ProviderAdapter | None, embedder: BaseAdapter, *, count: int, pass_at: float, name: str
@@ -263,16 +249,15 @@ class AnswerRelevance(Judging):
             raise ConfigurationError(
                 f"answer_relevance: questions must be at least 1 and pass_at from 0 to 1 (got {count}, {pass_at})"
             )
-        super().__init__(adapter, "The output answers the input.", include_input=False, name=name)
-        self._embedder, self._count, self._pass_at = embedder, count, pass_at
+        super().__init__(adapter, "The output answers the input.", include_input=False, pass_at=pass_at, name=name)
+        self._embedder, self._count = embedder, count
 
     async def score(self, case: Case) -> Score:
         """Ask for questions without showing the input, then compare them with it."""
         if is_empty(case.sample.input):
             raise NothingToScoreError(f"judge {self.name!r} compares with the input, and the sample has none")
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         question = _QUESTIONS.format(count=self._count)
         completion, output, asked = await self.ask(case, {"output_to_assess": case.output}, question, QuestionsOutput)
         written = [text for text in output.questions if text.strip()]
@@ -289,8 +274,7 @@ class AnswerRelevance(Judging):
             Metric("similarity", similar, higher_is_better=True, bounds=COSINE),
             Metric("evasive", float(evasive), higher_is_better=False, bounds=SHARE),
         ]
-        details = self.provenance(case, completion, asked)
-        return self.verdict(value, value >= self._pass_at, reason, details, metrics)
+        return self.share(case, value, reason, (completion, asked), metrics)
 
 
 def average_precision(useful: Sequence[bool]) -> float:

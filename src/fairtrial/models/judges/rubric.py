@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import anyio
 
-from fairtrial.base.frozen import first_is
+from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.data.sample import Sample
-from fairtrial.errors import ConfigurationError, NothingToScoreError, OutputParseError
+from fairtrial.errors import ConfigurationError, NothingToScoreError
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.judges.judge import Judging, is_empty, material_of, short_name
 from fairtrial.scoring.combine import Combined
@@ -38,12 +38,11 @@ class ChecklistOutput:
 class Checklist(Judging):
     """Asks several yes/no questions about one output."""
 
-    __slots__ = ("_pass_at", "questions")
+    __slots__ = ("questions",)
 
-    def __init__(self, adapter: ProviderAdapter, questions: Sequence[str], *, pass_at: float, **rest: Any) -> None:
+    def __init__(self, adapter: ProviderAdapter, questions: Sequence[str], **rest: Any) -> None:
         super().__init__(adapter, "; ".join(questions), **rest)
         self.questions = tuple(questions)
-        self._pass_at = pass_at
 
     @property
     def question(self) -> str:
@@ -57,32 +56,25 @@ class Checklist(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask all questions in one call."""
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         completion, verdict, asked = await self.ask(case, self.material(case), self.question, ChecklistOutput)
         numbers = [answer.question for answer in verdict.answers]
-        if numbers != list(range(1, len(self.questions) + 1)):
-            raise OutputParseError(
-                f"judge {self.name!r} must answer questions 1 to {len(self.questions)} (got {numbers})",
-                raw=completion.raw,
-            )
-        yes = [answer.answer == "yes" for answer in verdict.answers]
-        value = sum(yes) / len(yes)
+        self.check_numbers("questions", numbers, len(self.questions), completion)
         metrics = [
-            Metric(
-                f"{answer.question}: {question}",
-                float(good),
-                passed=good,
-                reason=answer.reason,
-                higher_is_better=True,
-                bounds=SHARE,
-            )
-            for answer, question, good in zip(verdict.answers, self.questions, yes, strict=True)
+            _metric(f"{answer.question}: {question}", answer.answer == "yes", answer.reason)
+            for answer, question in zip(verdict.answers, self.questions, strict=True)
         ]
-        failed = [f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed]
-        details = self.provenance(case, completion, asked)
-        return self.verdict(value, value >= self._pass_at, "; ".join(failed), details, metrics)
+        value = sum(metric.value for metric in metrics) / len(metrics)
+        return self.share(case, value, _failures(metrics), (completion, asked), metrics)
+
+
+def _metric(name: str, good: bool, reason: str, metadata: Mapping[str, Any] = EMPTY) -> Metric:
+    return Metric(name, float(good), 0.0, metadata, good, reason, higher_is_better=True, bounds=SHARE)
+
+
+def _failures(metrics: Sequence[Metric]) -> str:
+    return "; ".join(f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed)
 
 
 def checklist(
@@ -137,14 +129,11 @@ class RubricOutput:
 class Rubric(Judging):
     """Checks every criterion of a rubric in one call."""
 
-    __slots__ = ("_pass_at", "items")
+    __slots__ = ("items",)
 
-    def __init__(
-        self, adapter: ProviderAdapter | None, items: Sequence[RubricItem] | None, *, pass_at: float, **rest: Any
-    ) -> None:
+    def __init__(self, adapter: ProviderAdapter | None, items: Sequence[RubricItem] | None, **rest: Any) -> None:
         super().__init__(adapter, "; ".join(item.criterion for item in items or ()) or "the sample's rubric", **rest)
         self.items = None if items is None else tuple(items)
-        self._pass_at = pass_at
 
     @property
     def question(self) -> str | None:
@@ -154,25 +143,19 @@ class Rubric(Judging):
     async def score(self, case: Case) -> Score:
         """Ask about all criteria in one call."""
         items = _items(self.reference(case)) if self.items is None else self.items
-        guarded = self.guarded(case)
-        if guarded is not None:
-            return guarded
+        if is_empty(case.output):
+            return self.empty()
         pieces = material_of(case.sample, case.output, include_input=self.include_input)
         if self.items is None:
             pieces.pop("reference_answer", None)  # It is the rubric.
         completion, output, asked = await self.ask(case, pieces, _question(items), RubricOutput)
         numbers = [verdict.criterion for verdict in output.verdicts]
-        if numbers != list(range(1, len(items) + 1)):
-            raise OutputParseError(
-                f"judge {self.name!r} must answer criteria 1 to {len(items)} (got {numbers})", raw=completion.raw
-            )
+        self.check_numbers("criteria", numbers, len(items), completion)
         share = rubric_share(items, [verdict.met == "yes" for verdict in output.verdicts])
-        metrics = [_metric(item, verdict) for item, verdict in zip(items, output.verdicts, strict=True)]
-        failed = [f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed]
-        metrics.append(Metric("points", share, higher_is_better=True, bounds=rubric_bounds(items)))
+        metrics = [_item_metric(item, verdict) for item, verdict in zip(items, output.verdicts, strict=True)]
+        points = Metric("points", share, higher_is_better=True, bounds=rubric_bounds(items))
         value = min(max(share, 0.0), 1.0)
-        details = self.provenance(case, completion, asked)
-        return self.verdict(value, value >= self._pass_at, "; ".join(failed), details, metrics)
+        return self.share(case, value, _failures(metrics), (completion, asked), [*metrics, points])
 
 
 def rubric_share(items: Sequence[RubricItem], met: Sequence[bool]) -> float:
@@ -186,18 +169,10 @@ def rubric_bounds(items: Sequence[RubricItem]) -> tuple[float, float]:
     return rubric_share(items, [item.points < 0 for item in items]), 1.0
 
 
-def _metric(item: RubricItem, verdict: ItemVerdict) -> Metric:
+def _item_metric(item: RubricItem, verdict: ItemVerdict) -> Metric:
     met = verdict.met == "yes"
-    good = met == (item.points > 0)
-    return Metric(
-        f"{verdict.criterion}: {item.criterion}",
-        float(good),
-        metadata={"met": met, "points": item.points},
-        passed=good,
-        reason=verdict.reason,
-        higher_is_better=True,
-        bounds=SHARE,
-    )
+    details = {"met": met, "points": item.points}
+    return _metric(f"{verdict.criterion}: {item.criterion}", met == (item.points > 0), verdict.reason, details)
 
 
 def _question(items: Sequence[RubricItem]) -> str:
@@ -339,7 +314,7 @@ class PairwiseJudge(Judging):
         if is_empty(other):
             raise NothingToScoreError(f"judge {self.name!r} has no other output to compare with")
         if is_empty(case.output):
-            return self.verdict(0.0, False, "the output is empty; the judge was not asked")
+            return self.empty()
         answers: dict[bool, tuple[float, str, dict[str, Any]]] = {}
         errors: list[Exception] = []
 

@@ -12,15 +12,7 @@ from fairtrial import stats
 from fairtrial.base.formatting import count, level, listed, mean_text
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports.compare import pairing
-from fairtrial.reports.compare.caveats import (
-    FEW_PAIRS,
-    FEWEST_PAIRS,
-    MISSING_WARNED,
-    about_runs,
-    about_unknown,
-    uncounted_failures,
-)
+from fairtrial.reports.compare import caveats, pairing
 from fairtrial.reports.compare.compare import known_metrics, read_sides
 from fairtrial.reports.compare.comparison import Verdict
 from fairtrial.reports.figures import metrics
@@ -115,7 +107,7 @@ def rank_sources(
         baseline=baseline,
         weights=weights,
         settings=settings,
-        warnings=tuple(line for group in groups.values() for line in about_runs(group)),
+        warnings=tuple(line for group in groups.values() for line in caveats.about_runs(group)),
     )
 
 
@@ -304,7 +296,7 @@ class _Part:
                 float(one.only(one.counts > 0).means.mean()) if one.counts.any() else None for one in scored
             ),
             changed=pairing.changed_samples(order, changed),
-            unknown=tuple(about_unknown(changed)),
+            unknown=tuple(caveats.about_unknown(changed)),
         )
 
 
@@ -441,14 +433,14 @@ def _warnings(
         yield from (f"{where}{line}" for line in part.unknown)
         if part.missing:
             share = part.missing / (part.n + part.missing)
-            care = ": if they differ from the others, the order is biased" if share > MISSING_WARNED else ""
+            care = ": if they differ from the others, the order is biased" if share > caveats.MISSING_WARNED else ""
             are = "is" if part.missing == 1 else "are"
             yield f"{where}{count(part.missing, 'sample')} without a score of every system {are} left out{care}."
         if part.uncounted:
-            yield f"{where}{uncounted_failures(metric, part.uncounted)}."
-    if ranking.n < FEWEST_PAIRS:
+            yield f"{where}{caveats.uncounted_failures(metric, part.uncounted)}."
+    if ranking.n < caveats.FEWEST_PAIRS:
         yield f"Only {count(ranking.n, 'sample')}: even the largest possible difference might be missed."
-    elif ranking.n < FEW_PAIRS:
+    elif ranking.n < caveats.FEW_PAIRS:
         yield f"Only {count(ranking.n, 'sample')}: only large differences can be detected."
     means = [
         None if None in own else float(np.mean([one for one in own if one is not None]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from fairtrial.base.formatting import rate
 from fairtrial.data.session.events import ToolInvoked
@@ -14,7 +14,7 @@ from fairtrial.errors import FairtrialError
 from fairtrial.reports.render.safe_text import value_text
 from fairtrial.reports.run_names import RunName
 from fairtrial.trials.result import EvalResult
-from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
 from fairtrial.viewer.pages.trial import verdict_of
 from fairtrial.viewer.text import SHOWN, DiffPart, Html, differences, shown
 from fairtrial.viewer.trial_table import open_columns_of
@@ -58,7 +58,7 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
     state = (await viewer.state_of(baseline.run), await viewer.state_of(candidate.run))
     found = await viewer.workbench.answer(job, state)
     if wants_json(request):
-        return json_answer(found["json"])
+        return JSONResponse(found["json"])
     kind = kind if kind in CHANGES else next((name for name in CHANGES if found["counts"][name]), "lost")
     flips = [flip for flip in found["flips"] if flip["kind"] == kind]
     start = _start(request.query_params.get("from", ""))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 import jinja2
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from fairtrial.base import formatting
 from fairtrial.base.lru import LruCache
@@ -319,8 +319,3 @@ def wants_json(request: Request) -> bool:
     """Return whether a program asks, which gets the figures as JSON."""
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/html" not in accepted
-
-
-def json_answer(facts: Mapping[str, Any]) -> Response:
-    """Return facts as JSON."""
-    return JSONResponse(dict(facts))

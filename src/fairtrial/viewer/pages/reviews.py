@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from fairtrial.base.rates import Z_95, wilson_bounds
 from fairtrial.errors import ConfigurationError
@@ -19,7 +19,7 @@ from fairtrial.reports.run_names import RunName
 from fairtrial.store.notes import MANY_SKIPS, SKIP, ReviewNote, ReviewScale, write_notes
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.context import TrialKey
-from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, wants_json
 from fairtrial.viewer.pages.trials import cell_text
 from fairtrial.viewer.question import from_segment
 from fairtrial.viewer.review import (
@@ -201,7 +201,7 @@ async def review_page(viewer: Viewer, request: Request) -> Response:
     opened = await named_review(viewer, run, from_segment(request.path_params["name"]))
     state, who = opened.state, viewer.visitor(request).name
     if wants_json(request):
-        return json_answer(_facts(opened))
+        return JSONResponse(_facts(opened))
     calibrations = [
         (experiment, found)
         for experiment in opened.review.experiments
@@ -320,7 +320,7 @@ async def calibration_page(viewer: Viewer, request: Request) -> Response:
     if wants_json(request):
         if found is None:
             raise ConfigurationError("the review is not complete: add early=1 to the address for its figures so far")
-        return json_answer(found["json"])
+        return JSONResponse(found["json"])
     columns = await viewer.read(open_columns_of, viewer.store, run)
     return viewer.render(
         request, "calibration.html", title=f"{run.name}: judge and people", run=run, tab="review", opened=opened,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast, get_args
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from fairtrial.base.formatting import open_range, rate
 from fairtrial.errors import FairtrialError, UnknownRunError
@@ -20,7 +21,7 @@ from fairtrial.reports.run_names import rerun_command, resume_command
 from fairtrial.runs.run_lease import active_owner, with_current_status
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, Totals
-from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
 from fairtrial.viewer.question import STATES, Question
 from fairtrial.viewer.text import Html
 
@@ -77,9 +78,8 @@ async def runs_page(viewer: Viewer, request: Request) -> Response:
     page = listed[start : start + _SHOWN]
     totals = {run.run_id: await viewer.read(viewer.totals, run) for run in page}
     if wants_json(request):
-        return json_answer(
-            {"format": "fairtrial.runs/1", "runs": [listed_run(run, totals[run.run_id]) for run in page]}
-        )
+        runs = [listed_run(run, totals[run.run_id]) for run in page]
+        return JSONResponse({"format": "fairtrial.runs/1", "runs": runs})
     rows = await asyncio.gather(*(_row(viewer, run, totals[run.run_id]) for run in page))
     older = page[-1].run_id if start + _SHOWN < len(listed) else ""
     suites = sorted({run.suite for run in await viewer.read(viewer.store.runs)})
@@ -114,25 +114,16 @@ async def _rates(viewer: Viewer, run: RunRecord, totals: list[Totals], patience:
     """Return the pass rates with their intervals; without, if computing these takes too long."""
     job = {"job": "rates", "run_id": run.run_id}
     state = await viewer.state_of(run)
-    if patience is None:
-        found = await viewer.workbench.answer(job, state)
-    else:
-        found = await viewer.workbench.soon(job, state, patience) or {"rates": {}}
-    made = []
-    for part in totals:
-        estimate = found["rates"].get(part.experiment)
-        value = TotalsAnalysis(part).pass_rate
-        made.append(
-            RateShown(part.experiment, value) if estimate is None else _with_interval(part.experiment, estimate)
-        )
-    return tuple(made)
+    found = await viewer.workbench.soon(job, state, patience) or {"rates": {}}
+    return tuple(_rate(part, found["rates"].get(part.experiment)) for part in totals)
 
 
-def _with_interval(experiment: str, estimate: dict[str, Any]) -> RateShown:
+def _rate(totals: Totals, estimate: dict[str, Any] | None) -> RateShown:
+    if estimate is None:
+        return RateShown(totals.experiment, TotalsAnalysis(totals).pass_rate)
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
-    if value is None or low is None or high is None:
-        return RateShown(experiment, value)
-    return RateShown(experiment, value, (low, high))
+    known = value is not None and low is not None and high is not None
+    return RateShown(totals.experiment, value, (low, high) if known else None)
 
 
 async def history_page(viewer: Viewer, request: Request) -> Response:
@@ -175,7 +166,7 @@ async def report_page(viewer: Viewer, request: Request) -> Response:
     state = await viewer.state_of(run)
     job = {"job": "report", "run_id": run.run_id}
     if wants_json(request):
-        return json_answer((await viewer.workbench.answer(job, state))["json"])
+        return JSONResponse((await viewer.workbench.answer(job, state))["json"])
     stored = sum(sum(part.outcomes.values()) for part in totals)
     found: dict[str, Any] | None = None
     problem, failed = "", False
@@ -233,7 +224,4 @@ async def live_stream(viewer: Viewer, request: Request) -> Response:
             return None
         return {"status": run.status, "planned": run.planned, **store.progress(run.run_id)._asdict()}
 
-    async def read_in_thread() -> dict[str, Any] | None:
-        return await viewer.read(read)
-
-    return StreamingResponse(viewer.streams.follow(read_in_thread), media_type="text/event-stream")
+    return StreamingResponse(viewer.streams.follow(partial(viewer.read, read)), media_type="text/event-stream")

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from fairtrial.base.codec import to_json
 from fairtrial.base.formatting import cost, count, duration
@@ -22,7 +22,7 @@ from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import attachments_in, transcript
-from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
 from fairtrial.viewer.question import Question, from_segment, read_question
 from fairtrial.viewer.review import ANSWERS, PICKED
 from fairtrial.viewer.text import Html, json_text, markdown, shown
@@ -75,7 +75,7 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
     result = await viewer.read(_find, viewer, run, experiment, sample_id, repeat, hint)
     if wants_json(request):
         facts = await viewer.read(trial_record, result, whole=True)
-        return json_answer({"format": "fairtrial.trials/1", "trials": [facts]})
+        return JSONResponse({"format": "fairtrial.trials/1", "trials": [facts]})
     values = await viewer.read(trial_values, run, result, dict(request.query_params))
     values["picks"] = await viewer.read(_picks, viewer, run, result) if run.noted.reviews else ()
     links = viewer.links(request)
@@ -101,7 +101,8 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
     form = query.get("form", "text")
     form = form if form in FORMS else "text"
     lane = query.get("lane", "")
-    attempt, start = (int(text) if text.isdecimal() and len(text) < 9 else None for text in _numbers(query))
+    numbers = (query.get("attempt", ""), query.get("from", ""))
+    attempt, start = (int(text) if text.isdecimal() and len(text) < 9 else None for text in numbers)
     named = query.get("invisible") == "1"
     whole = query.get("whole") == "1"
     events = transcript(
@@ -129,43 +130,34 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
     }  # fmt: skip
 
 
-def _numbers(query: dict[str, str]) -> tuple[str, str]:
-    return query.get("attempt", ""), query.get("from", "")
-
-
 def text_block(label: str, value: Any, form: str, named: bool, whole: bool) -> TextBlock:
     """Return a labelled text in one of `FORMS`; `named` shows invisible characters, `whole` cuts nothing off."""
     text = json_text(value) if form == "raw" else value_text(value)
     found = shown(text, named=named) if not whole else shown(text, limit=16_000_000, named=named)
-    if form == "markdown" and isinstance(value, str):
-        return TextBlock(label, found.text, found.cut, found.invisible, markdown(text))
-    return TextBlock(label, found.text, found.cut, found.invisible)
+    as_html = markdown(text) if form == "markdown" and isinstance(value, str) else None
+    return TextBlock(label, found.text, found.cut, found.invisible, as_html)
 
 
 def _facts(run: RunRecord, result: EvalResult) -> list[tuple[str, str]]:
     latency = result.known_latency_ms
     usage = result.usage
-    facts = [("latency", "not known" if latency is None else duration(latency))]
-    if usage.total_tokens:
-        facts.append(("tokens", f"{usage.input_tokens:,} + {usage.output_tokens:,}"))
-    if usage.cost_usd is not None or result.unpriced_calls:
-        facts.append(("cost", cost(usage.cost_usd, result.unpriced_calls)))
-    if result.judge_cost_usd is not None or result.unpriced_judge_calls:
-        facts.append(("judge cost", cost(result.judge_cost_usd, result.unpriced_judge_calls)))
-    if result.attempt > 1:
-        facts.append(("attempt", str(result.attempt)))
-    if reasons := executions_text(result):
-        facts.append(("repeated", reasons))
-    if result.stage:
-        facts.append(("stage", result.stage))
-    if result.cache_hits:
-        facts.append(("response cache", count(result.cache_hits, "call")))
-    if result.redacted_parts:
-        facts.append(("redacted", ", ".join(result.redacted_parts)))
-    facts += [(key, value_text(value)) for key, value in result.sample.metadata.items()]
+    priced = usage.cost_usd is not None or result.unpriced_calls
+    judged = result.judge_cost_usd is not None or result.unpriced_judge_calls
+    facts = {
+        "latency": "not known" if latency is None else duration(latency),
+        "tokens": f"{usage.input_tokens:,} + {usage.output_tokens:,}" if usage.total_tokens else "",
+        "cost": cost(usage.cost_usd, result.unpriced_calls) if priced else "",
+        "judge cost": cost(result.judge_cost_usd, result.unpriced_judge_calls) if judged else "",
+        "attempt": str(result.attempt) if result.attempt > 1 else "",
+        "repeated": executions_text(result),
+        "stage": result.stage,
+        "response cache": count(result.cache_hits, "call") if result.cache_hits else "",
+        "redacted": ", ".join(result.redacted_parts),
+    }
+    known = [(name, text) for name, text in facts.items() if text]
+    known += [(key, value_text(value)) for key, value in result.sample.metadata.items()]
     own = {key: value for key, value in result.own_metadata.items() if key not in ("traceback", *REPEATED_KEYS)}
-    facts += [(f"trial: {key}", value_text(value)) for key, value in own.items()]
-    return facts
+    return known + [(f"trial: {key}", value_text(value)) for key, value in own.items()]
 
 
 def _criteria(result: EvalResult) -> list[tuple[str, str, str, str]]:

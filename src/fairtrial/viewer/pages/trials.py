@@ -19,7 +19,7 @@ from fairtrial.base.formatting import count, open_range, rate
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.report.trials import trial_record
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question
 from fairtrial.viewer.trial_table import TablePage, chosen_ordinals, open_columns_of
 
@@ -50,13 +50,8 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
     previews = await viewer.read(viewer.store.previews, run.run_id, page.ordinals, size=_PREVIEW)
     if wants_json(request):
         results = await viewer.read(lambda: list(viewer.store.results(run.run_id, ordinals=page.ordinals)))
-        return json_answer(
-            {
-                "format": "fairtrial.trials/1",
-                "total": counts.total,
-                "trials": [trial_record(result) for result in results],
-            }
-        )
+        trials = [trial_record(result) for result in results]
+        return JSONResponse({"format": "fairtrial.trials/1", "total": counts.total, "trials": trials})
     links = viewer.links(request)
     keys = [key for key in columns.metadata if len(columns.metadata_values(key)) > 1][:_SHOWN_KEYS]
     rows = [(preview, *run.split(preview.ordinal)[1:]) for preview in previews]
@@ -96,10 +91,7 @@ async def _rates(viewer: Viewer, run: RunRecord, question: Question, patience: f
     chosen = replace(question.first_page, sort="ordinal", descending=False)
     job = {"job": "filtered", "run_id": run.run_id, "query": chosen.pairs()}
     state = await viewer.state_of(run)
-    if patience is None:
-        found: dict[str, Any] | None = await viewer.workbench.answer(job, state)
-    else:
-        found = await viewer.workbench.soon(job, state, patience)
+    found = await viewer.workbench.soon(job, state, patience)
     if found is None:
         return [], True
     return [_in_words(name, estimate) for name, estimate in found["rates"].items()], False

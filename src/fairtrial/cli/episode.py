@@ -1,4 +1,7 @@
-"""`fairtrial episode`: run one sample against the model of a trainer."""
+"""Runs one sample against the model of a trainer: `python -m fairtrial.cli.episode`.
+
+Trainers start it as a process of its own, so it is no command of `fairtrial`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairtrial.cli import options
+from fairtrial.cli import main, options
 from fairtrial.cli.user_errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from fairtrial.rl import EpisodeResult
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("episode")(episode)
 
 
 def episode(
@@ -32,7 +30,6 @@ def episode(
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Name of the model in requests.")] = "policy",
-    log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
     """Score one sample with the model of a trainer.
@@ -43,15 +40,15 @@ def episode(
 
     \b
     Examples:
-      fairtrial episode evals.py --sample T-17 --base-url http://127.0.0.1:8000/v1
-      fairtrial episode evals.py:support --sample T-17 --json
+      python -m fairtrial.cli.episode evals.py --sample T-17 --base-url http://127.0.0.1:8000/v1
+      python -m fairtrial.cli.episode evals.py:support --sample T-17 --json
     """
     from fairtrial.base.sync_bridge import call_sync
     from fairtrial.cli.adhoc import load
     from fairtrial.cli.screen import print_json
     from fairtrial.rl import episode as episode_of
 
-    options.start_logging(log_format)
+    options.start_logging()
     address = base_url or os.environ.get("AGL_OPENAI_BASE_URL") or os.environ.get("OPENAI_BASE_URL")
     if not address:
         raise UserError("no address of the model", "pass --base-url URL, or set OPENAI_BASE_URL")
@@ -98,3 +95,7 @@ def _send_reward(url: str, key: str, reward: float) -> None:
             pass
     except (URLError, OSError) as error:
         raise UserError(f"the reward could not be sent to {url}: {error}", "check AGL_EVENT_URL") from None
+
+
+if __name__ == "__main__":
+    main(episode)

@@ -1,4 +1,4 @@
-"""`fairtrial dlq`: dead letters."""
+"""`fairtrial fleet dlq`: dead letters."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.queues import check_suite, existing_mailboxes, is_file, suite_names, with_mailboxes
 from fairtrial.cli.user_errors import ExitCode, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="List, show, retry or drop dead letters (failed requests).",
-    epilog="Examples: fairtrial dlq list support; fairtrial dlq retry support --all",
+    epilog="Examples: fairtrial fleet dlq list support; fairtrial fleet dlq retry support --all",
 )
 
 Suite = Annotated[str, typer.Argument(metavar="SUITE", help="Name or file of the suite.")]
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Id of a dead letter, from `fairtrial dlq list`.")
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Id of a dead letter, from `fairtrial fleet dlq list`.")
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters of the suite.")]
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the group."""
-    parent.add_typer(app, name="dlq")
 
 
 @app.command("list")
@@ -43,8 +39,8 @@ def list_letters(
 
     \b
     Examples:
-      fairtrial dlq list support --mailbox redis://queue:6379
-      fairtrial dlq list support --limit 500 --json
+      fairtrial fleet dlq list support --mailbox redis://queue:6379
+      fairtrial fleet dlq list support --limit 500 --json
     """
     from fairtrial.base.formatting import ago
     from fairtrial.cli.screen import add_row, make_table, note, out, print_json, print_table
@@ -74,7 +70,7 @@ def list_letters(
 @app.command("show")
 def show_letter(
     suite: Suite,
-    id: Annotated[str, typer.Argument(metavar="ID", help="Id of a dead letter, from `fairtrial dlq list`.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of a dead letter, from `fairtrial fleet dlq list`.")],
     mailbox: options.MailboxUrl = None,
     json: options.Json = False,
 ) -> int:
@@ -82,7 +78,7 @@ def show_letter(
 
     \b
     Examples:
-      fairtrial dlq show support 1763184000000-0
+      fairtrial fleet dlq show support 1763184000000-0
     """
     from fairtrial.base.formatting import ago
     from fairtrial.cli.screen import out, print_json
@@ -91,7 +87,9 @@ def show_letter(
     letter = next((candidate for candidate in _ask(suite, mailbox, _everything) if candidate.id == id), None)
     if letter is None:
         _check_suite(suite, mailbox)
-        raise UserError(f"there is no dead letter {plain(id)!r} of {_name(suite)}", f"see: fairtrial dlq list {suite}")
+        raise UserError(
+            f"there is no dead letter {plain(id)!r} of {_name(suite)}", f"see: fairtrial fleet dlq list {suite}"
+        )
     if json:
         print_json({"format": "fairtrial.dead_letter/1", "suite": _name(suite), **_facts(letter)})
         return 0
@@ -126,8 +124,8 @@ def retry_letters(
 
     \b
     Examples:
-      fairtrial dlq retry support 1763184000000-0
-      fairtrial dlq retry support --all
+      fairtrial fleet dlq retry support 1763184000000-0
+      fairtrial fleet dlq retry support --all
     """
     check = None if force else partial(_check_collected, options.mailbox_url(mailbox), _name(suite), store)
     return _act(suite, ids, everything, mailbox, json, "retry", "went back into the queue", check)
@@ -142,8 +140,8 @@ def drop_letters(
 
     \b
     Examples:
-      fairtrial dlq drop support 1763184000000-0
-      fairtrial dlq drop support --all
+      fairtrial fleet dlq drop support 1763184000000-0
+      fairtrial fleet dlq drop support --all
     """
     return _act(suite, ids, everything, mailbox, json, "drop", "dropped")
 
@@ -163,7 +161,9 @@ def _act(
     from fairtrial.cli.screen import note, print_json
 
     if bool(ids) == everything:
-        raise UserError(f"give the ids of the dead letters to {verb}, or --all", f"see: fairtrial dlq list {suite}")
+        raise UserError(
+            f"give the ids of the dead letters to {verb}, or --all", f"see: fairtrial fleet dlq list {suite}"
+        )
 
     if check is not None:
         check([letter for letter in _ask(suite, mailbox, _everything) if everything or letter.id in (ids or ())])
@@ -184,14 +184,12 @@ def _act(
     else:
         note(f"{count(changed, 'dead letter')} of {_name(suite)} {done}")
     if ids and changed < len(ids):
-        note(f"{count(len(ids) - changed, 'id')} not found; see: fairtrial dlq list {suite}")
+        note(f"{count(len(ids) - changed, 'id')} not found; see: fairtrial fleet dlq list {suite}")
         return int(ExitCode.USAGE)
     return 0
 
 
 def _ask(suite: str, mailbox: str | None, look: Any) -> Any:
-    from fairtrial.cli.command_fleet import with_mailboxes
-
     async def ask(_: str, requests: Any) -> Any:
         return await look(requests.dead_letters)
 
@@ -200,8 +198,6 @@ def _ask(suite: str, mailbox: str | None, look: Any) -> Any:
 
 def _check_suite(suite: str, mailbox: str | None) -> None:
     """Raise if the suite is given by a name of which nothing is known."""
-    from fairtrial.cli.command_fleet import check_suite, is_file
-
     if not is_file(suite):
         check_suite(options.mailbox_url(mailbox), suite, None)
 
@@ -209,7 +205,6 @@ def _check_suite(suite: str, mailbox: str | None) -> None:
 def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]) -> None:
     """Raise if no client collects the results of some dead letters: their run has ended, or their mailbox is gone."""
     from fairtrial.base.formatting import count
-    from fairtrial.cli.command_fleet import existing_mailboxes
     from fairtrial.fleet.queues import results_name
     from fairtrial.reports.render.safe_text import plain
     from fairtrial.reports.run_names import base_words, name_of
@@ -230,7 +225,7 @@ def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]
             words = shlex.join(base_words(run))
             raise UserError(
                 f"run {name_of(run)} has ended: no client collects the results of its {count(number, 'dead letter')}",
-                f"retry its failed trials with: fairtrial run {words} --mailbox URL --resume errors",
+                f"retry its failed trials with: fairtrial {words} --mailbox URL --resume errors",
             )
     unknown = [address for address in addresses if address not in runs]
     gone = set(unknown) - existing_mailboxes(url, unknown)
@@ -255,8 +250,6 @@ async def _pages(letters: Any) -> AsyncIterator[Any]:
 
 
 def _name(suite: str) -> str:
-    from fairtrial.cli.command_fleet import suite_names
-
     return suite_names([suite], None)[0]
 
 
