@@ -300,7 +300,7 @@ class TestSettings:
     def test_settings_that_cannot_work_are_refused(self) -> None:
         for name, value in (("lease", 0), ("interval", 40), ("interval", 0), ("stall", 0)):
             with pytest.raises(ConfigurationError):
-                LeaseExtender(**{f"{name}_seconds": value})
+                LeaseExtender(**{f"{name}_seconds": value})  # type: ignore[arg-type]
 
     async def test_a_closed_extender_takes_no_more(self, message: Message[int]) -> None:
         extender = LeaseExtender()

@@ -105,7 +105,7 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def check(world: Callable[[], World], count: int) -> None:
+def check(world: Callable[[], Any], count: int) -> None:
     """Compare random schedules with the model."""
     checks = list(HealthCheck)
     chosen = settings(

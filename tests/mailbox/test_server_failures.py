@@ -67,9 +67,9 @@ async def test_a_worker_killed_with_its_messages_loses_none_of_them(kind: tuple[
 @pytest.mark.parametrize("scheme", KINDS)
 async def test_an_unreachable_server_is_a_connection_error_without_the_password(scheme: str) -> None:
     mailbox = KINDS[scheme][0]("nobody", int, f"{scheme}://me:very-secret@127.0.0.1:{free_port()}/0")
-    for call in (lambda: mailbox.receive(1, 60, 0), lambda: mailbox.send(1)):
+    for method, args in ((mailbox.receive, (1, 60, 0)), (mailbox.send, (1,))):
         with pytest.raises(MailboxConnectionError) as caught:
-            await call()
+            await method(*args)
         assert "very-secret" not in f"{caught.value} {mailbox!r} {mailbox.connection!r}"
     await mailbox.close()
 
