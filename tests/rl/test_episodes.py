@@ -155,7 +155,7 @@ class TestVerl:
 class TestConversations:
     def test_answers_with_tool_calls_are_observed_and_the_next_is_scored(self) -> None:
         game = TextGame(TrainingConversations(counter_suites.suite), {"sample_id": "six"}, 5, parse_tool_calls)
-        game.begin([{"role": "user", "content": "Count to six."}])
+        game.prompt = [{"role": "user", "content": "Count to six."}]
         first, failed = game.step(CALL % 6), game.step(CALL % -1)
         assert first.observations == [{"role": "tool", "content": "6", "tool_call_id": "call_0"}]
         assert failed.observations[0]["content"] == "Error: ValueError: only numbers of at least 0"

@@ -89,7 +89,7 @@ def test_groups_are_the_same_from_sqlite_and_postgresql(database: str, expected:
 
 @pytest.mark.proves("R101")
 def test_groups_of_a_resumed_run_are_the_same(tmp_path: Path, expected: list[Any]) -> None:
-    async def interrupted() -> int:
+    async def interrupted(store: Any) -> int:
         taken = 0
         async with suite_of(max_concurrent=1).stream(store=store) as results:
             async for _ in results:
@@ -99,7 +99,7 @@ def test_groups_of_a_resumed_run_are_the_same(tmp_path: Path, expected: list[Any
         return taken
 
     with stored(str(tmp_path / "runs.db")) as store:
-        assert asyncio.run(interrupted()) == 7
+        assert asyncio.run(interrupted(store)) == 7
         partial = EvalReport.load(store, "guesses")
         assert 0 < partial.total < partial.planned
         assert sum(len(group.rollouts) for group in groups(partial)) == partial.total

@@ -43,3 +43,5 @@ from fairtrial.rl.trainers import (
     verl_reward as verl_reward,
 )
 from fairtrial.rl.trl import TrlTraining as TrlTraining, trl as trl
+
+__all__: list[str]

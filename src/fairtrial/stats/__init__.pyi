@@ -119,3 +119,5 @@ from fairtrial.stats.sequential import (
     rate_decision as rate_decision,
     stopped_by_width as stopped_by_width,
 )
+
+__all__: list[str]

@@ -141,7 +141,7 @@ def postgres_engine(url: str) -> sa.Engine:
 
 def _limit_waits(engine: sa.Engine, given: str) -> None:
     """Limit how long an answer is waited for, and how long an absent process keeps the locks of a transaction."""
-    from fairtrial.store.bulk import ANSWER_MARGIN_SECONDS, BoundedConnection
+    from fairtrial.store.bounded import ANSWER_MARGIN_SECONDS, BoundedConnection
 
     limited = "statement_timeout" not in given
 

@@ -69,6 +69,9 @@ class Jobs:
 
     def _start(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Load what statistics need, so that the first page does not wait for it."""
+        import fairtrial.reports.compare.document
+        import fairtrial.reports.figures.figures
+        import fairtrial.reports.report.document  # noqa: F401
 
         return {}
 

@@ -57,3 +57,5 @@ from fairtrial.integrations.model_server.server import (
     spawn_model_server as spawn_model_server,
 )
 from fairtrial.integrations.model_server.stats import ServerStats as ServerStats
+
+__all__: list[str]

@@ -6,3 +6,5 @@ from fairtrial.integrations.sandbox.settings import (
     SandboxLimits as SandboxLimits,
     SandboxSettings as SandboxSettings,
 )
+
+__all__: list[str]

@@ -17,3 +17,5 @@ from fairtrial.integrations.tracing.recording import (
     record_anthropic as record_anthropic,
     record_openai as record_openai,
 )
+
+__all__: list[str]

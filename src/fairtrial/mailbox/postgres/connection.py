@@ -27,7 +27,7 @@ from fairtrial.mailbox.postgres.statements import (
     SCHEMA_VERSION,
 )
 from fairtrial.mailbox.server import ServerConnection
-from fairtrial.store import bulk
+from fairtrial.store import bounded, bulk
 from fairtrial.store.redact import register_guess
 
 _FULL = ("53100", "53200")  # disk_full, out_of_memory
@@ -208,7 +208,7 @@ MAX_CONNECTIONS = 2
 _STATEMENT_SECONDS = 60
 _LOCK_SECONDS = 10
 _IDLE_SECONDS = 10.0
-_ANSWER_SECONDS = _STATEMENT_SECONDS + bulk.ANSWER_MARGIN_SECONDS
+_ANSWER_SECONDS = _STATEMENT_SECONDS + bounded.ANSWER_MARGIN_SECONDS
 
 type PostgresSource = PostgresConnection | str
 """A connection or a URL."""
@@ -352,7 +352,7 @@ class PostgresConnection(ServerConnection):
         return await self._connect()
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        connection = await bulk.BoundedAsyncConnection.connect(
+        connection = await bounded.BoundedAsyncConnection.connect(
             self._conninfo(), autocommit=True, prepare_threshold=self._prepare_threshold()
         )
         connection.answer_seconds = _ANSWER_SECONDS
@@ -461,8 +461,8 @@ class RenewalConnection:
 
 def _connect_blocking(
     conninfo: str, *, prepare_threshold: int | None, autocommit: bool = False
-) -> bulk.BoundedConnection:
-    connection = bulk.BoundedConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=prepare_threshold)
+) -> bounded.BoundedConnection:
+    connection = bounded.BoundedConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=prepare_threshold)
     connection.answer_seconds = _ANSWER_SECONDS
     return connection
 

@@ -34,3 +34,5 @@ from fairtrial.models.judges.short_answer import (
     short_answer_judge as short_answer_judge,
     short_answer_summary as short_answer_summary,
 )
+
+__all__: list[str]
