@@ -18,19 +18,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from fairtrial import (
-    Attachment,
-    ChatMessage,
-    Metric,
-    PromptExecuted,
-    Sample,
-    Score,
-    TokenUsage,
-    ToolCall,
-    ToolInvoked,
-    Trajectory,
-)
+from fairtrial import ChatMessage, Metric, PromptExecuted, Sample, Score, TokenUsage, ToolCall, ToolInvoked, Trajectory
 from fairtrial.base.codec import canonical, decode, digest, dumps, from_json, parse_json, to_json
+from fairtrial.data import Attachment
 
 HARD_TEXTS = ["", "\0", "\ud800", "\udfff\ud800", "\ufdd0", "\ufdd0nan", "\ufdd0bytes:AA==", "\ufdd00000", "\\u0000"]
 texts = st.text(st.characters(codec=None), max_size=12) | st.sampled_from(HARD_TEXTS)  # Lone surrogates included.

@@ -20,10 +20,9 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import EvalConfig, EvalSuite, Sample, Score, SessionView, ToolInvoked, evaluator, task
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, Score, SessionView, ToolInvoked, evaluator, task
 from fairtrial.base.isolation import ChildDiedError, IsolatedError, IsolatedRunner, NotSendableError
 from fairtrial.base.offload import DaemonThreads, orphan
-from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from tests.base import functions
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from fairtrial import Sample, open_store
+from fairtrial.fleet import EvalRequest, connect_broker
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.client.dispatch import DispatchConfig
-from fairtrial.fleet.messages import EvalRequest
-from fairtrial.fleet.queues import connect_broker
 from tests.cli.conftest import EVALS, Cli
 from tests.cli.test_screens import environment
 from tests.redis_server import RedisServer

@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from fairtrial import Sample
-from fairtrial.fleet.messages import EvalRequest
-from fairtrial.fleet.queues import connect_broker
+from fairtrial.fleet import EvalRequest, connect_broker
 from tests.cli.conftest import Cli
 from tests.cli.test_screens import environment
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import open_store
 from fairtrial.cli.running import RunOptions
 from fairtrial.reports.run_names import resume_command
+from fairtrial.store import RunRecord, open_store
 from fairtrial.store.notes import write_notes
-from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current
 from tests.cli.conftest import Cli
 from tests.cli.test_screens import environment

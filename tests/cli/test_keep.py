@@ -14,8 +14,7 @@ import pytest
 
 from fairtrial import ChatMessage, EvalReport, open_store
 from fairtrial.mailbox.body import ClaimCheck
-from fairtrial.models.adapter import ModelReply
-from fairtrial.models.cache import ResponseCache
+from fairtrial.models import ModelReply, ResponseCache
 from fairtrial.reports.figures.column_file import write_columns
 from fairtrial.runs import run_lease
 from fairtrial.store import RunStore

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairtrial import ChatMessage, Metric, Sample, Score, Session, TrialKey, open_store
+from fairtrial import ChatMessage, EvalResult, Metric, Sample, Score, Session, TrialKey, open_store
 from fairtrial.base.formatting import ago
 from fairtrial.base.types import JSON
 from fairtrial.cli.command_show import print_trial
 from fairtrial.reports.figures.error_groups import error_text
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.result import EvalResult
 
 RUN = RunRecord("r1", "support", "data", "1", "f", 1, ("baseline",), 2, number=1)
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvoked
+from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolCall, ToolInvoked
 from fairtrial.data.session.session import restore_session
-from fairtrial.data.session.trajectory import ToolCall
 
 # Untyped names: these tests hand over what the types do not allow.
 usage_of: Any = TokenUsage

@@ -14,7 +14,7 @@ import pytest
 from platformdirs.macos import MacOS
 from pydantic import BaseModel
 
-from fairtrial import Dataset, Sample
+from fairtrial.data import Dataset, Sample
 from fairtrial.data import index as indexing
 from fairtrial.data.loaders import signature_of
 from fairtrial.errors import DatasetError

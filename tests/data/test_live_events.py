@@ -10,24 +10,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalResult,
-    EvalSuite,
-    PromptExecuted,
-    Score,
-    Session,
-    SessionView,
-    TokenUsage,
-    ToolInvoked,
-    TrialContext,
-    current_trial,
-)
-from fairtrial.data.session import ControlDispatcher, ToolCall, restore_session
+from fairtrial import Dataset, EvalConfig, EvalResult, EvalSuite, Score, Session, SessionView, TokenUsage, ToolInvoked
+from fairtrial.data.session import ControlDispatcher, PromptExecuted, ToolCall, restore_session
 from fairtrial.errors import SessionError
 from fairtrial.models import ScriptedAdapter, TaskLoop, Tool, agent_task
 from fairtrial.runs import EvalRunCompleted, SampleEvaluated
+from fairtrial.trials import TrialContext, current_trial
 
 
 @dataclass(frozen=True, slots=True)

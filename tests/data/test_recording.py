@@ -20,18 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fairtrial import (
-    Attachment,
-    ChatMessage,
-    PromptExecuted,
-    Session,
-    SessionView,
-    TokenUsage,
-    ToolCall,
-    ToolInvoked,
-    Trajectory,
-)
-from fairtrial.data.session import Envelope, SliceView, SpanClosed, restore_session
+from fairtrial import Attachment, PromptExecuted, Session, SessionView, TokenUsage, ToolCall, ToolInvoked, Trajectory
+from fairtrial.data.session import ChatMessage, Envelope, SliceView, SpanClosed, restore_session
 from fairtrial.data.session.views import is_immutable, kind_of, same_kind
 from fairtrial.errors import SessionError
 from fairtrial.testing import FakeClock, session_of

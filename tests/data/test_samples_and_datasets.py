@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import Attachment, Dataset, Sample
-from fairtrial.data import BlobFolder
+from fairtrial.data import Attachment, BlobFolder, Dataset, Sample
 from fairtrial.errors import DataError, DatasetError
 from tests.records import changeable
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import PromptExecuted, Score, Session, TokenUsage, ToolInvoked
 from fairtrial.base.codec import decode
-from fairtrial.data.session import restore_session
+from fairtrial.data.session import PromptExecuted, Session, TokenUsage, ToolInvoked, restore_session
 from fairtrial.errors import SessionError
-from fairtrial.scoring import token_usage_under
+from fairtrial.scoring import Score, token_usage_under
 
 TASK = """
 from dataclasses import dataclass

@@ -11,9 +11,7 @@ from typing import Any
 from fairtrial import EvalResult, Score
 from fairtrial.data.session.events import NO_USAGE
 from fairtrial.errors import MailboxError
-from fairtrial.fleet.messages import EvalReply, EvalRequest
-from fairtrial.fleet.queues import Broker
-from fairtrial.fleet.worker.config import LoopCounters
+from fairtrial.fleet import Broker, EvalReply, EvalRequest, LoopCounters
 from fairtrial.fleet.worker.outbox import Delivery, delivery_to
 from fairtrial.mailbox.protocol import Message
 

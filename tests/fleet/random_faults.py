@@ -26,9 +26,8 @@ import psycopg
 
 from fairtrial import Sample, TrialKey, open_store
 from fairtrial.errors import StoreError
+from fairtrial.fleet import EvalRequest, connect_broker
 from fairtrial.fleet.message_fields import VERSION
-from fairtrial.fleet.messages import EvalRequest
-from fairtrial.fleet.queues import connect_broker
 from tests.fleet.processes import SUITE, Processes
 from tests.proxy import Proxy
 from tests.redis_server import RedisServer

@@ -11,26 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import (
-    AnalysisPlan,
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    Sample,
-    StopWhen,
-    TokenUsage,
-    exact_match,
-    open_store,
-)
+from fairtrial import AnalysisPlan, ConfigurationError, Dataset, EvalSuite, Sample, TokenUsage, exact_match, open_store
+from fairtrial.fleet import EvalReply, EvalRequest, MemoryBroker
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.client.submission import Window
-from fairtrial.fleet.messages import EvalReply, EvalRequest
-from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed
+from fairtrial.trials import EvalConfig, Experiment, StopWhen
 from tests.fleet.conftest import Place
 from tests.fleet.dispatching import Watcher, never, suite_of
 from tests.fleet.fake_worker import FakeWorker, answer

@@ -11,8 +11,7 @@ import pytest
 
 from fairtrial import Sample, TrialKey, open_store
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
-from fairtrial.fleet.messages import EvalReply, EvalRequest
-from fairtrial.fleet.queues import MemoryBroker
+from fairtrial.fleet import EvalReply, EvalRequest, MemoryBroker
 from fairtrial.runs.identity import identify
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore

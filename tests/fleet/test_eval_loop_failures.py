@@ -12,12 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import ToolInvoked, evaluator, task
+from fairtrial import ToolInvoked, current_trial, evaluator, task
 from fairtrial.errors import MailboxAccessError, MailboxClosedError, MailboxConnectionError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
 from fairtrial.fleet.worker.jobs import backoff
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox
-from fairtrial.trials.context import current_trial
 from tests.fleet.build import QUICK, Flaky, boxes, echo, emptied, request, rules, sent, serving, take, until
 
 

@@ -17,8 +17,7 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match, open_store
 from fairtrial.errors import MailboxError
-from fairtrial.fleet import EvalLoop, EvalLoopConfig
-from fairtrial.fleet.queues import RedisBroker
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, RedisBroker
 from fairtrial.suites.worker import run_worker
 from tests.fleet.build import until
 from tests.proxy import Proxy

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import exact_match
-from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
-from fairtrial.fleet import EvalLoop, EvalLoopConfig
+from fairtrial import ConfigurationError, exact_match
+from fairtrial.errors import LoopCrashedError, MailboxAccessError
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, LoopGroup
 from fairtrial.fleet.ops import group as group_module
-from fairtrial.fleet.ops.group import LoopGroup
 from fairtrial.fleet.ops.supervise import Bound, RestartPolicy
 from fairtrial.fleet.ops.watchdog import EXIT_STALLED
 from tests.fleet.build import boxes, take, until

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.errors import BudgetExceededError, ConfigurationError, MailboxAccessError, MailboxError
+from fairtrial import ChatMessage, ConfigurationError, ScriptedAdapter, TokenUsage
+from fairtrial.errors import BudgetExceededError, MailboxAccessError, MailboxError
 from fairtrial.fleet.limits import quota as limits_module
 from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.mailbox import PostgresConnection, RedisConnection
 from fairtrial.models.limiter import Budget, Limiter, Permit, Spending, TokenLimiter
-from fairtrial.models.scripted import ScriptedAdapter
 from tests.fleet.build import until
 from tests.fleet.limit_servers import ENGINES, SharedServer, nobodys_url, own_server
 

@@ -12,24 +12,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalSuite,
-    Experiment,
-    PromptExecuted,
-    Sample,
-    Session,
-    SessionView,
-    TokenUsage,
-    ToolInvoked,
-    TrialContext,
-    all_of,
-    evaluator,
-    exact_match,
-    open_store,
-    tool_called,
-)
-from fairtrial.data.session.events import SpanClosed
+from fairtrial import Dataset, EvalResult, EvalSuite, Experiment, Sample, Session, SessionView, TrialContext, open_store
+from fairtrial.data.session import PromptExecuted, SpanClosed, TokenUsage, ToolInvoked
 from fairtrial.errors import ConfigurationError, MailboxConnectionError
 from fairtrial.fleet import (
     EvalLoop,
@@ -48,8 +32,7 @@ from fairtrial.fleet import (
 )
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
-from fairtrial.scoring import token_usage_under
-from fairtrial.trials.result import EvalResult
+from fairtrial.scoring import all_of, evaluator, exact_match, token_usage_under, tool_called
 from tests.fleet.build import QUICK, Flaky, answers, boxes, emptied, request, sent, serving, take, two_hops
 
 

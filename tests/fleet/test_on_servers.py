@@ -16,14 +16,8 @@ import pytest
 from fairtrial import exact_match, open_store
 from fairtrial.errors import MailboxConnectionError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
-from fairtrial.mailbox import (
-    DLQPolicy,
-    InMemoryMailbox,
-    PostgresConnection,
-    PostgresMailbox,
-    RedisConnection,
-    RedisMailbox,
-)
+from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, PostgresMailbox, RedisConnection, RedisMailbox
+from fairtrial.mailbox.postgres import PostgresConnection
 from tests.fleet.build import request, take, until
 from tests.fleet.processes import Processes, said, wait_for_lines
 from tests.redis_server import RedisServer

@@ -21,17 +21,15 @@ import psycopg
 import psycopg.sql
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, TrialKey, open_store
-from fairtrial.data.session.events import PromptExecuted, TokenUsage
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TokenUsage, TrialContext, TrialKey, open_store
+from fairtrial.data.session.events import PromptExecuted
 from fairtrial.errors import LeaseLostError, StoreUnavailableError
-from fairtrial.fleet import EvalLoopConfig, EvalReply, EvalRequest, PostgresBroker
+from fairtrial.fleet import EvalLoopConfig, EvalReply, EvalRequest, LoopCounters, PostgresBroker
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.worker import outbox
-from fairtrial.fleet.worker.config import LoopCounters
 from fairtrial.fleet.worker.outbox import OneTransaction, ToSender, delivery_to
-from fairtrial.mailbox import PostgresConnection, PostgresMailbox
+from fairtrial.mailbox import Message, PostgresConnection, PostgresMailbox
 from fairtrial.mailbox.postgres import connection as connections
-from fairtrial.mailbox.protocol import Message
 from fairtrial.store.notes import FleetNote, write_notes
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.sql import SqlStore

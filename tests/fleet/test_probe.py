@@ -14,12 +14,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, task
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, ScriptedAdapter, exact_match, open_store, task
 from fairtrial.base import metrics
 from fairtrial.fleet.ops.health import ClientProbe, exposition, process_families
 from fairtrial.mailbox import RedisConnection, RedisMailbox
-from fairtrial.models import ScriptedAdapter
-from fairtrial.store import open_store
 from fairtrial.suites.worker import run_worker
 from tests.redis_server import RedisServer
 from tests.servers import PostgresServer

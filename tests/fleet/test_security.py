@@ -14,15 +14,8 @@ import anyio
 import pytest
 import redis
 
-from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.errors import (
-    BodyError,
-    ConfigurationError,
-    MailboxAccessError,
-    MailboxConnectionError,
-    ReplyNotAvailableError,
-)
+from fairtrial import ConfigurationError, Sample, TokenUsage
+from fairtrial.errors import BodyError, MailboxAccessError, MailboxConnectionError, ReplyNotAvailableError
 from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
 from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
 from tests.redis_server import RedisServer

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fairtrial.data.session.events import TokenUsage
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, TokenUsage
 from fairtrial.fleet.limits import postgres, redis
 from fairtrial.fleet.limits import postgres as postgres_statements
 from fairtrial.fleet.limits import redis as redis_scripts

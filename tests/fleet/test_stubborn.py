@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial.fleet import EvalLoop, EvalLoopConfig
-from fairtrial.fleet.worker.config import LoopConfig, LoopCounters
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, LoopConfig, LoopCounters
 from fairtrial.fleet.worker.jobs import Job
 from fairtrial.fleet.worker.worker import Worker
 from fairtrial.mailbox import InMemoryMailbox, Mailbox

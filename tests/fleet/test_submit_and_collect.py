@@ -22,9 +22,7 @@ from fairtrial.fleet.client import collect
 from fairtrial.fleet.client.collect import submitted
 from fairtrial.fleet.messages import EvalReply, EvalRequest, current_implicit_run, end_implicit_run
 from fairtrial.fleet.queues import MemoryBroker
-from fairtrial.mailbox import RedisMailbox
-from fairtrial.mailbox.memory import InMemoryMailbox
-from fairtrial.mailbox.protocol import CompositeResolver
+from fairtrial.mailbox import CompositeResolver, InMemoryMailbox, RedisMailbox
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialKey
 from tests.fleet.build import serving

@@ -12,20 +12,11 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, Experiment, Sample, Session, exact_match, open_store
-from fairtrial.fleet import (
-    EvalLoop,
-    EvalReply,
-    EvalRequest,
-    MainLoop,
-    MainLoopRequest,
-    collect_results,
-    submit_dataset,
-)
+from fairtrial import Dataset, Experiment, Sample, ScriptedAdapter, Session, TrialKey, exact_match, open_store
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, MainLoop, MainLoopRequest, collect_results, submit_dataset
 from fairtrial.fleet.client import collect
 from fairtrial.mailbox import InMemoryMailbox, RedisMailbox
-from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
-from fairtrial.trials.context import TrialKey
+from fairtrial.models import MarkdownSection, Prompt, PromptTemplate
 from tests.fleet.build import serving
 from tests.fleet.loop_process import Answer, Problem
 

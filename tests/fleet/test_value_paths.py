@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, Sample, Score, evaluator, open_store, task
+from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, Sample, Score, TrialKey, evaluator, open_store, task
 from fairtrial.base.codec import decode, from_json, to_json
 from fairtrial.cli.app import invoke
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, MainLoop, MainLoopRequest, MemoryBroker, connect_broker
@@ -24,7 +24,6 @@ from fairtrial.mailbox import InMemoryMailbox, PostgresMailbox, RedisMailbox, Sq
 from fairtrial.runs.imported import load_importer, store_run
 from fairtrial.store.portable import save_run
 from fairtrial.suites.worker import run_worker
-from fairtrial.trials.context import TrialKey
 from fairtrial.trials.run_trial import run_trial, score_again
 from fairtrial.trials.task import resolve_task
 from tests.fleet import value_kinds

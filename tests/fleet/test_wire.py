@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from fairtrial import EvalResult, Experiment, Metric, Sample, Score, Session, TokenUsage, TrialKey
 from fairtrial.errors import BodyError, CodecError, ConfigurationError
-from fairtrial.fleet.messages import (
-    EvalReply,
-    EvalRequest,
-    MainLoopRequest,
-    MainLoopResult,
-    by_run,
-)
+from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, by_run
 from fairtrial.mailbox import InMemoryMailbox
 
 KEY = TrialKey("run", "terse", "s1", 2)

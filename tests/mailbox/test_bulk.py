@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 
 from fairtrial.errors import BodyError, MailboxConnectionError, MessageTooLargeError, ReplyNotAvailableError
-from fairtrial.mailbox import (
-    InMemoryMailbox,
-    Mailbox,
-    PostgresConnection,
-    PostgresMailbox,
-    RedisConnection,
-    RedisMailbox,
-    acknowledge_all,
-    reply_all,
-    send_all,
-)
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, PostgresMailbox, acknowledge_all, reply_all, send_all
+from fairtrial.mailbox.postgres import PostgresConnection
+from fairtrial.mailbox.redis import RedisConnection, RedisMailbox
 from fairtrial.mailbox.server import asked_from
 from tests.redis_server import RedisServer
 

@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairtrial.mailbox import (
-    InMemoryMailbox,
-    Mailbox,
-    MailboxResolver,
-    PostgresMailbox,
-    RedisMailbox,
-    SqsConnection,
-    SqsMailbox,
-)
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, MailboxResolver, RedisMailbox, SqsConnection, SqsMailbox
+from fairtrial.mailbox.postgres import PostgresMailbox
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_suite import MailboxConformance
 from tests.mailbox.ageing import ShiftedClock, age, age_rows

@@ -14,16 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairtrial.mailbox import (
-    InMemoryMailbox,
-    Mailbox,
-    PostgresConnection,
-    PostgresMailbox,
-    RedisConnection,
-    RedisMailbox,
-    SqsConnection,
-    SqsMailbox,
-)
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, PostgresConnection, PostgresMailbox, SqsConnection, SqsMailbox
+from fairtrial.mailbox.redis import RedisConnection, RedisMailbox
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_machine import mailbox_machine
 from tests.mailbox.ageing import age, age_rows

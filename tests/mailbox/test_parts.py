@@ -13,24 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
+from fairtrial import ConfigurationError
 from fairtrial.errors import (
     BodyError,
-    ConfigurationError,
     MailboxClosedError,
     MailboxConnectionError,
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox import (
-    ClaimCheck,
-    CompositeResolver,
-    DLQPolicy,
-    InMemoryMailbox,
-    Mailbox,
-    RedisConnection,
-    RedisMailbox,
-    RedisMailboxFactory,
-)
+from fairtrial.mailbox import ClaimCheck, CompositeResolver, DLQPolicy, InMemoryMailbox, Mailbox, RedisMailbox
+from fairtrial.mailbox.redis import RedisConnection, RedisMailboxFactory
 from fairtrial.testing import FakeClock
 
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])

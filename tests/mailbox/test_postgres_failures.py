@@ -11,14 +11,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from fairtrial.errors import (
-    ConfigurationError,
-    LeaseLostError,
-    MailboxAccessError,
-    MailboxConnectionError,
-)
-from fairtrial.mailbox import PostgresConnection, PostgresMailbox
-from fairtrial.mailbox.postgres import receive
+from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxAccessError, MailboxConnectionError
+from fairtrial.mailbox.postgres import PostgresConnection, PostgresMailbox, receive
 from fairtrial.mailbox.postgres.statements import CHANNEL, SCHEMA_VERSION
 from tests.fleet.build import until
 from tests.mailbox.ageing import age_rows

@@ -11,13 +11,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, ReplyNotAvailableError
+from fairtrial import ConfigurationError, EvalResult, TrialKey
+from fairtrial.errors import BodyError, LeaseLostError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
-from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, ServerMailboxFactory
+from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, MailboxDepth, PostgresConnection, ServerMailboxFactory
+from fairtrial.mailbox.postgres import PostgresMailbox
 from fairtrial.mailbox.postgres import statements as sql
 from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
-from fairtrial.mailbox.protocol import MailboxDepth
-from fairtrial.trials import EvalResult, TrialKey
 from tests.mailbox.ageing import age_rows
 
 

@@ -13,10 +13,9 @@ import redis.asyncio
 import redis.asyncio.sentinel
 from redis.crc import key_slot
 
-from fairtrial.data.session import TokenUsage
-from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxConnectionError, MailboxError
-from fairtrial.fleet.limits.quota import FleetLimiter, FleetSpending
-from fairtrial.fleet.queues import RedisBroker, connect_broker
+from fairtrial import ConfigurationError, TokenUsage
+from fairtrial.errors import MailboxAccessError, MailboxConnectionError, MailboxError
+from fairtrial.fleet import FleetLimiter, FleetSpending, RedisBroker, connect_broker
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.mailbox.redis.receive import Keys
 from fairtrial.mailbox.redis.topology import RedisAddress

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fairtrial import ConfigurationError
 from fairtrial.errors import (
     BodyError,
-    ConfigurationError,
     LeaseLostError,
     MailboxAccessError,
     MailboxConnectionError,
@@ -20,8 +20,7 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, send_all
-from fairtrial.mailbox.server import acknowledge_all
+from fairtrial.mailbox import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, acknowledge_all, send_all
 from fairtrial.mailbox.sqs.connection import RequestBatcher, entry_error
 from fairtrial.mailbox.sqs.mailbox import MAX_BODY_BYTES
 from fairtrial.mailbox.sqs.queues import (

@@ -16,28 +16,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Experiment,
-    PromptExecuted,
-    Sample,
-    Score,
-    TokenUsage,
-    TrialContext,
-)
+from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, Experiment, PromptExecuted, Sample, Score, TokenUsage
+from fairtrial.fleet import EvalReply, EvalRequest, MemoryBroker
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.client.dispatch import DispatchConfig
-from fairtrial.fleet.messages import EvalReply, EvalRequest
-from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import NO_SAMPLES, Committed, RunRecord, RunStore
 from fairtrial.store.schema import results as results_table
 from fairtrial.store.sql import SqlStore
+from fairtrial.trials import EvalConfig, TrialContext
 from tests.fleet.fake_worker import FakeWorker, answer
 
 type Behaviour = Literal["scored", "task_error", "timeout", "scorer_error", "unstorable", "refused", "dead_letter"]

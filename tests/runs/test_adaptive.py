@@ -12,27 +12,11 @@ import anyio
 import numpy as np
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    Sample,
-    Score,
-    StopWhen,
-    TrialContext,
-    compare,
-    exact_match,
-    open_store,
-    stats,
-)
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Experiment, Sample, Score, compare, exact_match, stats
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive, follow
-from fairtrial.store import RunStore
-from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.store import RunRecord, RunStore, open_store
+from fairtrial.trials import EvalConfig, EvalResult, Outcome, StopWhen, TrialContext, TrialKey
 
 NARROW = StopWhen(narrower_than=0.2, shuffle=False)
 DECIDE = StopWhen(decides=("baseline", "terse"), shuffle=False)

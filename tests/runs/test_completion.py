@@ -11,27 +11,14 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalResult,
-    EvalSuite,
-    Metric,
-    PromptExecuted,
-    Sample,
-    Score,
-    TokenUsage,
-    TrialContext,
-    exact_match,
-    open_store,
-)
+from fairtrial import ChatMessage, Dataset, EvalSuite, Metric, PromptExecuted, Sample, Score, TokenUsage, exact_match
 from fairtrial.cli.running import exit_status
 from fairtrial.cli.user_errors import ExitCode
 from fairtrial.errors import StoreError
+from fairtrial.store import Committed, open_store
 from fairtrial.store.column_cache import cached_columns
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.protocol import Committed
+from fairtrial.trials import EvalConfig, EvalResult, TrialContext
 
 
 def numbers(count: int) -> Dataset[int, int]:

@@ -9,29 +9,11 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    PromptExecuted,
-    Sample,
-    TokenUsage,
-    TrialContext,
-    all_of,
-    exact_match,
-)
-from fairtrial.models import (
-    MarkdownSection,
-    Prices,
-    PromptTemplate,
-    ResponseCache,
-    ScriptedAdapter,
-    agent_task,
-    prompt_task,
-)
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalReport, EvalSuite, Sample, TrialContext, agent_task
+from fairtrial.data.session import PromptExecuted, TokenUsage
+from fairtrial.models import MarkdownSection, Prices, PromptTemplate, ResponseCache, ScriptedAdapter, prompt_task
 from fairtrial.models.judges import llm_judge
+from fairtrial.scoring import all_of, exact_match
 from fairtrial.store import RunStore
 
 GOOD = {"reason": "r", "rating": "good"}

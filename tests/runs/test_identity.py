@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, all_of, any_of, exact_match, matches, negate, threshold, weighted
+from fairtrial import Dataset, EvalConfig, EvalSuite, ScriptedAdapter, all_of, exact_match, llm_judge, negate, threshold
 from fairtrial.base.codec import canonical
-from fairtrial.models import ScriptedAdapter
-from fairtrial.models.judges import llm_judge
 from fairtrial.runs.baseline import describe_code
 from fairtrial.runs.callables import describe
 from fairtrial.runs.code import project_root
 from fairtrial.runs.identity import RunIdentity, describe_run, find_differences, identify
+from fairtrial.scoring import any_of, matches, weighted
 from fairtrial.store.protocol import RunRecord
 
 

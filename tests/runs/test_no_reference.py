@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalResult, EvalSuite, Sample, Score, exact_match, open_store, task
-from fairtrial.fleet import EvalLoop, MemoryBroker, connect_broker
-from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial import Dataset, EvalResult, EvalSuite, Sample, Score, TrialKey, exact_match, open_store, task
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, MemoryBroker, connect_broker
 from fairtrial.rl.reward import RewardFunction, sample_text
 from fairtrial.store.portable import load_run, save_run
 from fairtrial.suites.worker import run_worker
-from fairtrial.trials.context import TrialKey
 
 NONE: Sample[Any, Any] = Sample("none", None, expected=None)
 MISSING: Sample[Any, Any] = Sample("missing", None)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
 
 IDS = {
     "two forms of a letter": ["\u00e9", unicodedata.normalize("NFD", "\u00e9")],

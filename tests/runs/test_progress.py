@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairtrial import Dataset, EvalSuite, Score, TokenUsage, TrialKey, exact_match, open_store, sync
+from fairtrial import Dataset, EvalResult, EvalSuite, Score, TokenUsage, TrialKey, exact_match, open_store, sync
 from fairtrial.base.rates import rate_bounds
-from fairtrial.runs import progress
-from fairtrial.runs.events import EvalRunStarted, SampleEvaluated, TrialStarted
+from fairtrial.runs import EvalRunStarted, SampleEvaluated, TrialStarted, progress
 from fairtrial.runs.progress import Display, Tally, shown
 from fairtrial.stats import Interval, rate_interval
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.result import EvalResult
 
 RUN = RunRecord("r1", "support", "data", "1", "f", 10, ("baseline",), 1, number=1)
 

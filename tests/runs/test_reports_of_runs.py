@@ -7,18 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    ConfigurationError,
-    EvalConfig,
-    EvalReport,
-    EvalSuite,
-    PromptExecuted,
-    TokenUsage,
-    TrialContext,
-    evaluate,
-    exact_match,
-)
+from fairtrial import ConfigurationError, EvalConfig, EvalReport, EvalSuite, TrialContext, evaluate, exact_match
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage
 from fairtrial.runs import EvalRunCompleted, RunEvent
 from fairtrial.store import RunStore
 from tests.runs.doubles import double, doubles

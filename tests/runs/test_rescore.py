@@ -12,27 +12,13 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalContext,
-    EvalSuite,
-    Experiment,
-    PromptExecuted,
-    Sample,
-    Score,
-    TokenUsage,
-    TrialContext,
-    current_trial,
-    exact_match,
-    open_store,
-)
+from fairtrial import ChatMessage, Dataset, EvalSuite, PromptExecuted, Sample, Score, TokenUsage, llm_judge, open_store
 from fairtrial.errors import RunMismatchError
 from fairtrial.models import ResponseCache, ScriptedAdapter
-from fairtrial.models.judges import llm_judge
+from fairtrial.scoring import EvalContext, exact_match
 from fairtrial.store import RunStore
 from fairtrial.store.memory import MemoryStore
+from fairtrial.trials import EvalConfig, Experiment, TrialContext, current_trial
 
 ONE = EvalConfig(max_concurrent=1)
 

@@ -12,30 +12,14 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    GateRules,
-    PromptExecuted,
-    Sample,
-    SessionView,
-    TokenUsage,
-    TrialContext,
-    compare,
-    contains,
-    exact_match,
-    gate,
-    matches,
-    open_store,
-)
+from fairtrial import ChatMessage, Dataset, EvalSuite, GateRules, Sample, compare, contains, exact_match, gate, matches
 from fairtrial.base import metrics
+from fairtrial.data.session import PromptExecuted, SessionView, TokenUsage
 from fairtrial.errors import RunMismatchError
 from fairtrial.reports.figures.metrics import code_versions
 from fairtrial.runs.events import EvalRunStarted, ResumeWarning, RunEvent, SampleEvaluated
-from fairtrial.store import RunStore
+from fairtrial.store import RunStore, open_store
+from fairtrial.trials import EvalConfig, Experiment, TrialContext
 
 
 def doubles(count: int, *, factor: int = 2) -> Dataset[int, int]:

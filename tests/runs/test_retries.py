@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalResult, Sample, Score, TokenUsage, open_store
+from fairtrial import Dataset, EvalResult, Sample, Score, TokenUsage, TrialKey, open_store
 from fairtrial.runs.retries import RetrySet
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.context import TrialKey
 from tests.trials.build import answer, rules
 
 DATASET = Dataset([Sample(f"s{place}", place, place) for place in range(7)], name="numbers")

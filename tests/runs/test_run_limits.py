@@ -8,11 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import EvalResult, Score, StopWhen, TokenUsage
+from fairtrial import EvalResult, Score, StopWhen, TokenUsage, TrialKey
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.scheduler import Limits, RepeatedErrors, Stop
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.context import TrialKey
 
 
 def result(place: int = 0, outcome: Any = "scored", *, experiment: str = "baseline", **facts: Any) -> EvalResult:

@@ -16,19 +16,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalResult,
-    EvalSuite,
-    Sample,
-    Score,
-    SessionView,
-    ToolInvoked,
-    TrialContext,
-    exact_match,
-)
-from fairtrial.data.session.session import ControlDispatcher, Session
+from fairtrial import Dataset, EvalConfig, EvalResult, EvalSuite, Sample, Score, SessionView, TrialContext, exact_match
+from fairtrial.data.session import ControlDispatcher, Session, ToolInvoked
 from fairtrial.errors import ConfigurationError, StoreError
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_inputs

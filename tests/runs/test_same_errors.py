@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    Sample,
-    exact_match,
-    open_store,
-    task,
-)
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Experiment, Sample, exact_match, open_store, task
 from fairtrial.cli.running import exit_status
 from fairtrial.errors import ModelError, is_programming_error
+from fairtrial.trials import EvalConfig
 
 ONE = EvalConfig(max_concurrent=1)
 

@@ -13,25 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    Sample,
-    Score,
-    ToolInvoked,
-    TrialContext,
-    evaluate_sync,
-    exact_match,
-    open_store,
-)
+from fairtrial import ChatMessage, Dataset, EvalSuite, Sample, Score, ToolInvoked, evaluate_sync, exact_match
 from fairtrial.errors import SecretInDataError
 from fairtrial.runs import RunEvent
 from fairtrial.runs.sync import resume_command
-from fairtrial.store import RunStore
+from fairtrial.store import RunStore, open_store
 from fairtrial.store.compress import decompress
+from fairtrial.trials import EvalConfig, Experiment, TrialContext
 
 SECRET = "sk-live-4f0c9a77e2b1d38e"
 

@@ -16,31 +16,14 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    ConfigurationError,
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Experiment,
-    Metric,
-    PromptExecuted,
-    Sample,
-    Score,
-    Session,
-    TokenUsage,
-    Trajectory,
-    TrialContext,
-    all_of,
-    evaluate,
-    evaluate_sync,
-    exact_match,
-)
-from fairtrial.models import ScriptedAdapter
+from fairtrial import ConfigurationError, Dataset, Metric, Sample, Score, ScriptedAdapter, Session, all_of, exact_match
+from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, Trajectory
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.runs import suspects as loop_watch
 from fairtrial.runs.events import observe_every_run
 from fairtrial.store import RunStore
+from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
+from fairtrial.trials import EvalConfig, Experiment, TrialContext
 from tests.records import changeable
 from tests.runs.doubles import double, doubles
 

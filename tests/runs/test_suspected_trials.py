@@ -11,14 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import EvalConfig, EvalResult, EvalSuite, Score, exact_match
+from fairtrial import EvalConfig, EvalResult, EvalSuite, Score, TrialKey, exact_match
 from fairtrial.runs import run_lease
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import CrashNote, write_notes
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.context import TrialKey
 from tests.runs.doubles import double, doubles
 
 

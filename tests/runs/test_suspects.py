@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import open_store
+from fairtrial import EvalResult, open_store
 from fairtrial.store.notes import CrashNote
-from fairtrial.trials.result import EvalResult
 
 SCRIPT = """
 import os, signal, socket, sys

@@ -15,19 +15,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalSuite,
-    Metric,
-    Sample,
-    Score,
-    TokenUsage,
-    ToolInvoked,
-    TrialContext,
-    evaluator,
-)
-from fairtrial.data.session.events import PromptExecuted
+from fairtrial import Dataset, EvalConfig, EvalSuite, Metric, Sample, Score, ToolInvoked, TrialContext, evaluator
+from fairtrial.data.session import PromptExecuted, TokenUsage
 
 
 class Stubborn:

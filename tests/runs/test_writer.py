@@ -12,12 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, Score, exact_match
+from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, Score, TrialKey, exact_match
 from fairtrial.errors import StoreError, StoreUnavailableError
 from fairtrial.runs.writer import Writer, split_batches
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
-from fairtrial.trials.context import TrialKey
 
 
 def doubles(count: int) -> Dataset[int, int]:

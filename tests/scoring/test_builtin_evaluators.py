@@ -12,20 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import (
-    ChatMessage,
-    ConfigurationError,
-    PromptExecuted,
-    Score,
-    SessionView,
-    TokenUsage,
-    ToolCall,
-    ToolInvoked,
-    contains,
-    exact_match,
-    matches,
-    tool_called,
-)
+from fairtrial import ConfigurationError, Score, ToolCall, ToolInvoked, contains, exact_match, matches, tool_called
+from fairtrial.data.session import ChatMessage, PromptExecuted, SessionView, TokenUsage
 from fairtrial.errors import NothingToScoreError
 from fairtrial.scoring import (
     all_tools_succeeded,

@@ -10,25 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import (
-    ConfigurationError,
-    EvalContext,
-    Metric,
-    Sample,
-    Score,
-    SessionView,
-    ToolInvoked,
-    all_of,
-    any_of,
-    evaluator,
-    exact_match,
-    matches,
-    negate,
-    threshold,
-    tool_called,
-    weighted,
-)
-from fairtrial.scoring import Case, adapt, composite, resolve, tool_not_called
+from fairtrial import ConfigurationError, EvalContext, Metric, any_of, evaluator, exact_match, matches, negate, weighted
+from fairtrial.data import Sample
+from fairtrial.data.session import SessionView, ToolInvoked
+from fairtrial.scoring import Case, Score, adapt, all_of, composite, resolve, threshold, tool_called, tool_not_called
 from fairtrial.scoring.evaluator import marks_of
 from fairtrial.testing import session_of
 

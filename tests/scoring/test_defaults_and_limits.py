@@ -6,21 +6,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ConfigurationError,
-    EvalContext,
-    Sample,
-    Score,
-    ToolInvoked,
-    all_of,
-    contains,
-    exact_match,
-    threshold,
-    tool_called,
-    weighted,
-)
+from fairtrial import ConfigurationError, Sample, Score, ToolInvoked, all_of, contains, exact_match, threshold, weighted
 from fairtrial.scoring import (
     ChoiceQuestion,
+    EvalContext,
     all_tools_succeeded,
     bleu,
     chrf,
@@ -30,6 +19,7 @@ from fairtrial.scoring import (
     rouge,
     squad,
     tool_call_count,
+    tool_called,
     tool_calls_match,
 )
 from fairtrial.scoring.structure import json_diff

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    Sample,
-    evaluator,
-)
+from fairtrial import Sample, evaluator
 from fairtrial.base.isolation import NotSendableError
 from fairtrial.scoring import Case, resolve
 

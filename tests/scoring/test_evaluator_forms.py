@@ -16,25 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import (
-    ChatMessage,
-    ConfigurationError,
-    EvalContext,
-    Metric,
-    Sample,
-    Score,
-    Session,
-    SessionView,
-    ToolInvoked,
-    Trajectory,
-    all_of,
-    evaluator,
-    exact_match,
-    tool_called,
-    weighted,
-)
+from fairtrial import ChatMessage, ConfigurationError, Metric, Sample, Session, SessionView, ToolInvoked, Trajectory
 from fairtrial.models.judges import panel
-from fairtrial.scoring import Case, resolve
+from fairtrial.scoring import Case, EvalContext, Score, all_of, evaluator, exact_match, resolve, tool_called, weighted
 from fairtrial.scoring.evaluator import KNOWN_NAMES, OffloadedCall, Scorer, _bind, marks_of
 from fairtrial.testing import session_of
 

@@ -14,30 +14,15 @@ import pytest
 import fairtrial
 import fairtrial.models.judges
 import fairtrial.scoring
-from fairtrial import (
-    Dataset,
-    EvalSuite,
-    PromptExecuted,
-    Sample,
-    ScriptedAdapter,
-    Session,
-    TokenUsage,
-    ToolInvoked,
-    TrialContext,
-    gate,
-)
-from fairtrial.data.session import Retrieved
+from fairtrial import Dataset, EvalSuite, Sample, Score, TrialContext, all_of, contains, evaluator, exact_match, gate
+from fairtrial.data.session import PromptExecuted, Retrieved, Session, TokenUsage, ToolInvoked
 from fairtrial.errors import NothingToScoreError
 from fairtrial.integrations.sandbox import runs_tests
-from fairtrial.models import tool_schema_accuracy
+from fairtrial.models import ScriptedAdapter, tool_schema_accuracy
 from fairtrial.rl import RewardFunction
 from fairtrial.scoring import (
     ChoiceQuestion,
     adapt,
-    all_of,
-    contains,
-    evaluator,
-    exact_match,
     json_diff,
     json_schema,
     json_subset,
@@ -46,7 +31,6 @@ from fairtrial.scoring import (
     resolve,
 )
 from fairtrial.scoring.evaluator import Case, Marks, Scorer, marks_of
-from fairtrial.scoring.score import Score
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scorers.md"
 CASES = (

@@ -10,9 +10,7 @@ from uuid import UUID
 import pytest
 
 import fairtrial
-from fairtrial import ConfigurationError, EvalConfig, Metric, Sample, Trajectory, sync
-from fairtrial.data.session import ChatMessage
-from fairtrial.models import ScriptedAdapter
+from fairtrial import ChatMessage, ConfigurationError, EvalConfig, Metric, Sample, ScriptedAdapter, Trajectory, sync
 
 spelled: Any = import_module("fairtrial.specifications")
 SAMPLE: Sample[Any, Any] = Sample("1", {"p": 1}, "y", {"level": 3})

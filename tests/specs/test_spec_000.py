@@ -17,36 +17,19 @@ from uuid import UUID
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Evaluator,
-    PromptExecuted,
-    Sample,
-    Score,
-    Session,
-    SessionView,
-    TokenUsage,
-    ToolInvoked,
-    all_of,
-    any_of,
-    contains,
-    exact_match,
-    llm_judge,
-    tool_called,
-)
+from fairtrial import Dataset, EvalSuite, Sample, Score, TokenUsage, all_of, any_of, contains, exact_match, tool_called
 from fairtrial.base.sync_bridge import call_sync
-from fairtrial.data.session import ControlDispatcher, SliceView
+from fairtrial.data.session import ControlDispatcher, PromptExecuted, Session, SessionView, SliceView, ToolInvoked
 from fairtrial.errors import DatasetError, NothingToScoreError
 from fairtrial.fleet import EvalRequest, MainLoopResult
 from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisMailbox
 from fairtrial.models import MarkdownSection, OpenAIAdapter, Prompt, PromptTemplate
-from fairtrial.models.judges import PASSING_RATINGS, RATING_VALUES, JudgeOutput, JudgeParams, Rating
+from fairtrial.models.judges import PASSING_RATINGS, RATING_VALUES, JudgeOutput, JudgeParams, Rating, llm_judge
 from fairtrial.models.judges.fence import read_fences
+from fairtrial.reports import EvalReport
 from fairtrial.scoring import (
+    Evaluator,
     SessionEvaluator,
     adapt,
     all_tools_succeeded,
@@ -58,6 +41,7 @@ from fairtrial.scoring import (
     within_tolerance,
 )
 from fairtrial.sync import EvalLoop, MainLoop, collect_results, submit_dataset
+from fairtrial.trials import EvalResult
 from tests.redis_server import RedisServer
 
 LINES = [

@@ -15,8 +15,7 @@ from fairtrial import ConfigurationError, Dataset, Session, ToolInvoked, tool_ca
 from fairtrial.data.session import restore_session
 from fairtrial.errors import SessionError
 from fairtrial.fleet import FolderSessionStore, MainLoopResult
-from fairtrial.mailbox import CompositeResolver, RedisMailbox, RedisMailboxFactory
-from fairtrial.mailbox.redis.connection import RedisConnection
+from fairtrial.mailbox import CompositeResolver, RedisConnection, RedisMailbox, RedisMailboxFactory
 from fairtrial.scoring import SessionEvaluator
 from fairtrial.sync import SessionStore
 from tests.redis_server import RedisServer

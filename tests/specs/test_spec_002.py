@@ -10,31 +10,14 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    Dataset,
-    EvalConfig,
-    EvalContext,
-    EvalReport,
-    EvalResult,
-    EvalSuite,
-    Evaluator,
-    Sample,
-    Score,
-    Session,
-    contains,
-    evaluate_sync,
-    exact_match,
-    llm_judge,
-)
+from fairtrial import ConfigurationError, EvalConfig, EvalReport, EvalResult, EvalSuite, Score, Session, evaluate_sync
 from fairtrial.base.codec import canonical
-from fairtrial.data import load_jsonl
-from fairtrial.errors import ConfigurationError
+from fairtrial.data import Dataset, Sample, load_jsonl
 from fairtrial.integrations.model_server import ModelServer, Reply
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.models.judges import numeric_judge
+from fairtrial.models.judges import llm_judge, numeric_judge
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, SampleEvaluated
-from fairtrial.scoring import composite
-from fairtrial.scoring.evaluator import resolve
+from fairtrial.scoring import EvalContext, Evaluator, composite, contains, exact_match, resolve
 from fairtrial.specifications import EvalSuite as SpecifiedSuite
 from fairtrial.specifications import configure_wink
 from fairtrial.store import redact

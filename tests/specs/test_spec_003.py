@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairtrial import Dataset, EvalReport, EvalResult, Evaluator, Sample, Score, exact_match, llm_judge, tool_called
-from fairtrial.models import ScriptedAdapter
-from fairtrial.scoring import SessionEvaluator
+from fairtrial import Dataset, EvalReport, EvalResult, Evaluator, Sample, Score, ScriptedAdapter, llm_judge, tool_called
+from fairtrial.scoring import SessionEvaluator, exact_match
 
 
 def test_block_69_samples_and_datasets_take_type_arguments() -> None:

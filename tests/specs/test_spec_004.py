@@ -11,26 +11,12 @@ from typing import Any
 import pytest
 import trio
 
-from fairtrial import (
-    ConfigurationError,
-    Environment,
-    EvalConfig,
-    EvalReport,
-    EvalResult,
-    Metric,
-    Sample,
-    Score,
-    Trajectory,
-    evaluate,
-    evaluate_sync,
-    rl,
-)
+from fairtrial import ChatMessage, ConfigurationError, Metric, Sample, Score, Trajectory, evaluate, evaluate_sync, rl
 from fairtrial.data import load_jsonl
-from fairtrial.data.session import ChatMessage
 from fairtrial.errors import EnvironmentMismatchError
 from fairtrial.models import ScriptedAdapter, agent_task
-from fairtrial.reports import group_by, summarize
-from fairtrial.trials import EnvironmentRegistry
+from fairtrial.reports import EvalReport, group_by, summarize
+from fairtrial.trials import Environment, EnvironmentRegistry, EvalConfig, EvalResult
 
 BASE = EvalConfig(max_concurrent=2)
 

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fairtrial import Metric, Sample, Score, Session, TokenUsage
+from fairtrial import EvalResult, Metric, Outcome, Sample, Score, Session, TokenUsage, TrialKey
 from fairtrial.store import RunRecord, RunStore
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome
 
 
 def run_record(run_id: str = "r1", *, size: int = 10, **changes: Any) -> RunRecord:

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from fairtrial import Score
+from fairtrial import EvalResult, Outcome, Score
 from fairtrial.store import RunStore
-from fairtrial.trials.result import EvalResult, Outcome
 from tests.store.build import result, run_record, samples
 
 _numbers = count()

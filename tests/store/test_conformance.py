@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Sample, Score, TokenUsage
+from fairtrial import Label, Outcome, Sample, Score, TokenUsage, TrialKey
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
-from fairtrial.store import Label, RunRecord, RunStore
+from fairtrial.store import RunRecord, RunStore
 from fairtrial.store.records import preview_text
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import Outcome
 from tests.store.build import full_run, result, rich_result, run_record, sample, samples
 
 pytestmark = pytest.mark.proves("R100")

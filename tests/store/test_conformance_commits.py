@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Sample, Score, TokenUsage
+from fairtrial import EvalResult, Outcome, Sample, Score, TokenUsage, TrialKey
 from fairtrial.errors import StoreError
 from fairtrial.store import RunRecord, RunStore
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome
 from tests.store.build import result, run_record, sample, samples
 
 pytestmark = pytest.mark.proves("R100")

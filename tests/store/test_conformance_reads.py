@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Metric, Sample, Score, TokenUsage
+from fairtrial import Label, Metric, Outcome, Sample, Score, TokenUsage, TrialKey
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import RunBusyError, StoreError, UnknownRunError
-from fairtrial.store import Label, RunRecord, RunStore
+from fairtrial.store import RunRecord, RunStore
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import ScoreRow
 from fairtrial.store.sql import SqlStore
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import Outcome
 from tests.store.build import full_run, result, rich_result, run_record, sample, samples
 
 pytestmark = pytest.mark.proves("R100")

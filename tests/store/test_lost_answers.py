@@ -11,12 +11,12 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from fairtrial import open_store
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
-from fairtrial.mailbox import PostgresConnection
+from fairtrial.mailbox.postgres import PostgresConnection
 from fairtrial.mailbox.postgres import connection as queue
 from fairtrial.store import bounded as bounded_connection
 from fairtrial.store import engine as engines
+from fairtrial.store import open_store
 from fairtrial.store.sql import SqlStore
 from tests.proxy import Proxy
 

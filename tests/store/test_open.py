@@ -18,13 +18,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from fairtrial import Dataset, EvalReport, EvalSuite, exact_match
-from fairtrial.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    StoreError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
+from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import RunStore, default_store, engine, open_store, schema
 from fairtrial.store import bulk as postgres_options
 from fairtrial.store.engine import translated

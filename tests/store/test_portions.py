@@ -14,11 +14,10 @@ import zstandard
 from sqlalchemy import Engine, event
 
 from fairtrial.errors import StoreError, StoreUnavailableError
-from fairtrial.store import RunStore, open_store, save_run
+from fairtrial.store import RunStore, load_run, open_store, save_run
 from fairtrial.store.column_cache import ArrayPlace
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.engine import migrate, sqlite_engine
-from fairtrial.store.portable import load_run
 from fairtrial.store.sql import SqlStore
 from tests.store.build import result, run_record, samples
 

@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import ChatMessage, Metric, Sample, Score, Session, open_store
+from fairtrial import ChatMessage, Label, Metric, Sample, Score, Session, TrialKey, open_store
 from fairtrial.base.codec import dumps
 from fairtrial.errors import SecretInDataError
-from fairtrial.store import Label, RedactingFilter, Redactor, RunRecord, RunStore, redact, register_secret
+from fairtrial.store import RedactingFilter, Redactor, RunRecord, RunStore, redact, register_secret
 from fairtrial.store.compress import decompress
 from fairtrial.store.credential_formats import FORMATS
-from fairtrial.trials.context import TrialKey
 from tests.store.build import result, run_record
 
 SECRET = "sk-live-0123456789abcdef"

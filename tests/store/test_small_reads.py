@@ -12,11 +12,10 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
-from fairtrial import TokenUsage
+from fairtrial import TokenUsage, open_store
 from fairtrial.errors import StoreError
-from fairtrial.store import RunStore, open_store
+from fairtrial.store import Committed, RunStore
 from fairtrial.store.commit import RunState
-from fairtrial.store.protocol import Committed
 from fairtrial.store.rows import EXTRA_USAGE
 from fairtrial.store.sql import SqlStore
 from tests.store.build import result, run_record, samples

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from fairtrial import ChatMessage, PromptExecuted, Sample, Score, Session, TokenUsage
-from fairtrial.store import RunRecord, RunStore, Totals, open_store
+from fairtrial import ChatMessage, EvalResult, PromptExecuted, Sample, Score, Session, TokenUsage, TrialKey, open_store
+from fairtrial.store import RunRecord, RunStore, Totals
 from fairtrial.store.rows import RESULT_COLUMNS
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
 from tests.figures import Figure
 
 pytestmark = pytest.mark.measured

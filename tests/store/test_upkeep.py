@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, func, select
 
-from fairtrial import Attachment, ChatMessage, Sample
+from fairtrial import Attachment, ChatMessage, Label, Sample, open_store
 from fairtrial.errors import StoreError
-from fairtrial.models.adapter import ModelReply
-from fairtrial.models.cache import ResponseCache
-from fairtrial.store import Label, RunStore, open_store, upkeep
+from fairtrial.models import ModelReply, ResponseCache
+from fairtrial.store import RunStore, upkeep
 from fairtrial.store.schema import datasets, details, results, samples
 from fairtrial.store.sql import SqlStore
 from fairtrial.testing import FakeClock

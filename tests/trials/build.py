@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairtrial import Sample, exact_match
-from fairtrial.scoring import Evaluator, resolve
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult
+from fairtrial import EvalResult, Evaluator, Experiment, Sample, TrialKey, exact_match
+from fairtrial.scoring import resolve
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvoked
-from fairtrial.data.session.trajectory import ToolCall
-from fairtrial.data.session.views import Envelope
+from fairtrial.data.session import ChatMessage, Envelope, PromptExecuted, Session, TokenUsage, ToolCall, ToolInvoked
 from fairtrial.testing import FakeClock
 from fairtrial.trials.task import ApplicationCalls, without_recorded
 

@@ -14,11 +14,9 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, PromptExecuted, Sample, Score, TokenUsage, evaluate, exact_match
+from fairtrial import Dataset, EvalConfig, EvalResult, PromptExecuted, Sample, Score, TokenUsage, evaluate, exact_match
 from fairtrial.scoring import Evaluator, resolve
-from fairtrial.trials.config import Experiment
-from fairtrial.trials.context import TrialContext, TrialKey
-from fairtrial.trials.result import EvalResult
+from fairtrial.trials import Experiment, TrialContext, TrialKey
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 

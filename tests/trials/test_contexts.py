@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ChatMessage, Experiment, PromptExecuted, Sample, ToolInvoked, exact_match
-from fairtrial.data.session.session import Session
-from fairtrial.errors import FairtrialError
+from fairtrial import ChatMessage, Experiment, FairtrialError, PromptExecuted, Sample, Session, ToolInvoked, exact_match
 from fairtrial.runs.suspects import run_trial_in_child
 from fairtrial.trials.context import TrialContext, TrialKey, call_task_in_child, current_trial, trial_seed
 from tests.trials.build import KEY, rules

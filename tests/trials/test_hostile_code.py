@@ -17,12 +17,10 @@ import anyio
 import pytest
 from pydantic import BaseModel, field_serializer
 
-from fairtrial import PromptExecuted, Sample, Score, TokenUsage, all_of, evaluator, exact_match
+from fairtrial import PromptExecuted, Sample, Score, TokenUsage, TrialContext, all_of, evaluator, exact_match, task
 from fairtrial.data.session.views import Envelope, kind_of
 from fairtrial.scoring import Evaluator
-from fairtrial.trials.context import TrialContext
 from fairtrial.trials.run_trial import run_trial
-from fairtrial.trials.task import task
 from tests.trials.build import KEY, answer, rules, trial
 
 

@@ -9,23 +9,11 @@ from typing import Any
 
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    EvalReport,
-    EvalResult,
-    FairtrialError,
-    Metric,
-    Sample,
-    Score,
-    TokenUsage,
-    evaluate_sync,
-    exact_match,
-)
+from fairtrial import EvalResult, FairtrialError, Metric, Sample, Score, TrialKey, evaluate_sync, exact_match
 from fairtrial.base.codec import to_json
-from fairtrial.data.session.trajectory import Trajectory
+from fairtrial.data.session import ChatMessage, TokenUsage, Trajectory
 from fairtrial.fleet.message_fields import MAX_INT
-from fairtrial.reports import group_by
-from fairtrial.trials.context import TrialKey
+from fairtrial.reports import EvalReport, group_by
 from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable
 

@@ -12,25 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import (
-    ChatMessage,
-    PromptExecuted,
-    Sample,
-    Score,
-    SessionView,
-    TokenUsage,
-    ToolInvoked,
-    all_of,
-    evaluator,
-    exact_match,
-)
-from fairtrial.data.session import restore_session
+from fairtrial import ChatMessage, Sample, Score, TokenUsage, ToolInvoked, TrialContext, TrialKey, current_trial, task
+from fairtrial.data.session import PromptExecuted, SessionView, restore_session
 from fairtrial.errors import FairtrialError, ModelRefusedError
-from fairtrial.scoring import token_usage_under, tool_call_count, tool_not_called
+from fairtrial.scoring import all_of, evaluator, exact_match, token_usage_under, tool_call_count, tool_not_called
 from fairtrial.testing import FakeClock
-from fairtrial.trials.context import TrialContext, TrialKey, current_trial
 from fairtrial.trials.run_trial import AttemptFailed, run_trial
-from fairtrial.trials.task import task
 from tests.trials.build import KEY, answer, rules, trial
 
 

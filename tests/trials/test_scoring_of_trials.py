@@ -8,21 +8,9 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
-from fairtrial import (
-    PromptExecuted,
-    Sample,
-    Score,
-    SessionView,
-    TokenUsage,
-    ToolInvoked,
-    all_of,
-)
-from fairtrial.data.session import restore_session
-from fairtrial.models import ScriptedAdapter
-from fairtrial.models.judges import llm_judge
-from fairtrial.scoring import token_usage_under
-from fairtrial.trials.context import TrialContext, current_trial
-from fairtrial.trials.result import EvalResult
+from fairtrial import EvalResult, Sample, ScriptedAdapter, TokenUsage, TrialContext, all_of, current_trial, llm_judge
+from fairtrial.data.session import PromptExecuted, SessionView, ToolInvoked, restore_session
+from fairtrial.scoring import Score, token_usage_under
 from fairtrial.trials.run_trial import score_again
 from tests.trials.build import KEY, answer, rules, trial
 

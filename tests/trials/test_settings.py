@@ -9,10 +9,8 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from fairtrial import EvalConfig, StopWhen
-from fairtrial.errors import ConfigurationError
+from fairtrial import ConfigurationError, EvalConfig, StopWhen, TrialKey
 from fairtrial.trials.context import (
-    TrialKey,
     current_slot,
     event_span_id,
     is_sampled,

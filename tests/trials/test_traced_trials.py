@@ -9,12 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import SessionView, ToolInvoked, exact_match
+from fairtrial import EvalResult, Session, SessionView, ToolInvoked, TrialContext, TrialKey, exact_match
 from fairtrial.data.session import restore_session
 from fairtrial.data.session.events import TraceIncomplete
-from fairtrial.data.session.session import Session
-from fairtrial.trials.context import CollectedTrace, TrialContext, TrialKey, traceparent_of
-from fairtrial.trials.result import EvalResult
+from fairtrial.trials.context import CollectedTrace, traceparent_of
 from tests.trials.build import KEY, answer, rules, trial
 
 
