@@ -22,8 +22,8 @@ def try_(
         list[str],
         typer.Option(
             metavar="MODEL",
-            help="PROVIDER:NAME (repeatable: models are compared). Providers: openai, anthropic, azure, google, "
-            "gemini, vertex, bedrock, bedrock-runtime, mistral, openrouter, ollama, vllm.",
+            help="PROVIDER:NAME, as in openai:gpt-6.1-sol, or file.py:adapter (repeatable: models are compared); an "
+            "unknown provider lists all.",
             show_default=False,
         ),
     ],
