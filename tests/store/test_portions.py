@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from fairtrial.errors import StoreError, StoreUnavailableError
 from fairtrial.store import RunStore, load_run, open_store, save_run
 from fairtrial.store.column_cache import ArrayPlace
 from fairtrial.store.compress import compress, decompress
-from fairtrial.store.engine import migrate, sqlite_engine
 from fairtrial.store.sql import SqlStore
 from tests.store.build import result, run_record, samples
 
@@ -110,15 +108,6 @@ def test_an_error_names_the_first_five_runs(store: SqlStore, tmp_path: Path) -> 
         store.create_run(run_record(f"r{number}"))
     with pytest.raises(StoreError, match=r"it has support@7, (support@\d, ){3}support@3 and 2 more\nname one"):
         load_run(tmp_path / "runs.db")
-
-
-def test_a_migration_reads_a_thousand_scores_at_once(tmp_path: Path) -> None:
-    path = Path(shutil.copy(Path(__file__).parent / "upgrade" / "format1" / "runs.db", tmp_path / "runs.db"))
-    engine = sqlite_engine(path)
-    with statements(engine) as seen:
-        assert migrate(engine, "it") == 1
-    engine.dispose()
-    assert set(limits(seen)) == {1_000}
 
 
 def samples_written(store: SqlStore, run_id: str, place: int) -> bool:

@@ -51,6 +51,8 @@ PROMPT = message("Is {{sample.output_text}} right?")
 SIMILAR = {"type": "text_similarity", "evaluation_metric": "fuzzy_match", "pass_threshold": 0.5,
            "input": "{{sample.output_text}}", "reference": "{{item.capital}}"}  # fmt: skip
 
+MODULES = ("pathlib", "fairtrial", "fairtrial.scoring", "fairtrial.models", "fairtrial.models.judges")
+
 
 def check_statements(text: str) -> None:
     """Fail if the code calls or reads anything that the template does not have."""
@@ -74,7 +76,7 @@ def check_statements(text: str) -> None:
                     text
                 )
             case ast.ImportFrom():
-                assert node.module in ("pathlib", "fairtrial", "fairtrial.models.judges", "fairtrial.models")
+                assert node.module in MODULES
             case ast.Import():
                 assert [alias.name for alias in node.names] == ["json"]
 
