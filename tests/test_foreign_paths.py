@@ -26,7 +26,7 @@ from fairtrial.models.judges.fence import read_fences
 from fairtrial.models.schema import parse_output
 from fairtrial.models.tools import split_data_url
 from fairtrial.reports.render import markdown
-from fairtrial.reports.render.files import content
+from fairtrial.reports.render.renderable import content
 from fairtrial.reports.render.safe_text import lines, plain
 from fairtrial.runs.imported import load_importer
 from fairtrial.scoring import fuzzy_match

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairtrial.base.lru import LruCache
+from fairtrial.base.frozen import LruCache
 
 
 def test_the_entry_used_longest_ago_gives_way() -> None:

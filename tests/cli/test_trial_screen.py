@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fairtrial import ChatMessage, EvalResult, Metric, Sample, Score, Session, TrialKey, open_store
 from fairtrial.base.formatting import ago
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.cli.command_show import print_trial
 from fairtrial.reports.figures.error_groups import error_text
 from fairtrial.store.protocol import RunRecord

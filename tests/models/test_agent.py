@@ -18,7 +18,7 @@ from fairtrial.errors import CodecError, ConfigurationError, ModelUnavailableErr
 from fairtrial.models import AgentEnded, ScriptedAdapter, agent_task, tool_schema_accuracy
 from fairtrial.models.tools import UNPARSED, Tool, as_tools
 from fairtrial.scoring import Case, Score, all_tools_succeeded, exact_match, resolve, tool_calls_match
-from fairtrial.testing.fakes import session_of
+from fairtrial.testing.environments import session_of
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 

@@ -27,7 +27,7 @@ from fairtrial.models import ModelReply, ResponseCache, RetryPolicy, ScriptedAda
 from fairtrial.models.pricing import Prices, _cost, is_known, priced, read_prices
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
-from fairtrial.testing.fakes import FakeClock
+from fairtrial.testing.environments import FakeClock
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 from tests.figures import Figure

@@ -19,7 +19,7 @@ from fairtrial.errors import BudgetExceededError, InvalidCallError, ModelUnavail
 from fairtrial.models import AdaptiveLimiter, FixedLimiter, ModelCallFailed, ScriptedAdapter
 from fairtrial.models.limiter import NO_RETRY, Budget, Limiter, Permit, RetryPolicy, Spending, Unlimited, shared_limiter
 from fairtrial.scoring.evaluator import resolve
-from fairtrial.testing.fakes import FakeClock
+from fairtrial.testing.environments import FakeClock
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task

@@ -22,7 +22,7 @@ from google import genai
 from google.genai import types
 
 from fairtrial import AnthropicAdapter, ChatMessage, OpenAIAdapter, Session, TokenUsage, ToolCall
-from fairtrial.data.attachment import BlobFolder
+from fairtrial.data.sample import BlobFolder
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,

@@ -15,7 +15,7 @@ import pytest
 from pydantic import AnyUrl, BaseModel, Field
 
 from fairtrial import ConfigurationError, Dataset, EvalSuite, OpenAIAdapter, Sample, TokenUsage, agent_task, exact_match
-from fairtrial.data.attachment import BlobFolder
+from fairtrial.data.sample import BlobFolder
 from fairtrial.data.session import ChatMessage, Session, ToolCall
 from fairtrial.errors import (
     BudgetExceededError,

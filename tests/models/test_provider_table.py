@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 import fairtrial
 from fairtrial import AnthropicAdapter, ChatMessage, Dataset, EvalSuite, OpenAIAdapter, Sample, agent_task, contains
-from fairtrial.data.attachment import BlobFolder
+from fairtrial.data.sample import BlobFolder
 from fairtrial.errors import (
     ContextLengthError,
     InvalidCallError,

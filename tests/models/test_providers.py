@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from fairtrial import ChatMessage, ConfigurationError, OpenAIAdapter, PromptExecuted, Session, TokenUsage, ToolCall
 from fairtrial.base.codec import to_json
-from fairtrial.data.attachment import Attachment, BlobFolder
+from fairtrial.data.sample import Attachment, BlobFolder
 from fairtrial.errors import (
     BudgetExceededError,
     DataError,

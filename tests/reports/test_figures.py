@@ -13,7 +13,7 @@ import pytest
 from fairtrial import ConfigurationError, Dataset, EvalSuite, Metric, Sample, Score, TokenUsage, compare, evaluate_sync
 from fairtrial.reports import AnalysisPlan, EvalReport, Results
 from fairtrial.reports.figures.estimates import HistoryEstimate
-from fairtrial.reports.render.files import as_text
+from fairtrial.reports.render.renderable import as_text
 from fairtrial.scoring import contains, exact_match
 from fairtrial.stats import (
     BettingMartingale,

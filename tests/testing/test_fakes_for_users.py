@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairtrial import Score, SessionView, ToolInvoked
-from fairtrial.base.clock import SYSTEM_CLOCK
+from fairtrial.base.backoff import SYSTEM_CLOCK
 from fairtrial.testing import FakeClock, session_of
 
 

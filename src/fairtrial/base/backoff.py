@@ -1,4 +1,4 @@
-"""Calls that are repeated while a database or a queue is unavailable, with growing, random pauses between them."""
+"""Time: clocks, and pauses between attempts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,37 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 
 from fairtrial.base.metrics import WAITING
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
+
+
+class Clock(Protocol):
+    """Where code that measures or waits gets its time from."""
+
+    def time(self) -> float:
+        """Seconds since the epoch: for records people read."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never run backwards: for durations and deadlines."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    __slots__ = ()
+
+    monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
+
+
+SYSTEM_CLOCK = SystemClock()
+
 
 PATIENCE_VARIABLE = "FAIRTRIAL_PATIENCE_SECONDS"
 DEFAULT_PATIENCE_SECONDS = 600.0

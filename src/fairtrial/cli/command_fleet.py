@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fairtrial.cli import dlq, options
-from fairtrial.cli.queues import check_suite, is_file, suite_names, with_mailboxes
+from fairtrial.cli.dlq import check_suite, is_file, suite_names, with_mailboxes
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:

@@ -35,14 +35,14 @@ from fairtrial.cli.user_errors import ExitCode, UserError
 from fairtrial.reports.figures.error_groups import read_error_groups
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.reports.run_names import RunName, name_of
-from fairtrial.runs.request import AUTO, parse_resume
+from fairtrial.runs.plan import AUTO, parse_resume
 from fairtrial.runs.writer import call_store
 
 if TYPE_CHECKING:
     from fairtrial.cli.settings import Settings
     from fairtrial.reports import EvalReport
     from fairtrial.reports.figures.analysis_plan import AnalysisPlan
-    from fairtrial.runs.request import Resume
+    from fairtrial.runs.plan import Resume
     from fairtrial.store.protocol import RunStore
     from fairtrial.suites import EvalSuite
 

@@ -24,8 +24,8 @@ from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, Store
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.reports.run_names import PART, name_of
 from fairtrial.runs.events import ResumeWarning
+from fairtrial.runs.plan import parse_resume
 from fairtrial.runs.progress import Tally, shown
-from fairtrial.runs.request import parse_resume
 from fairtrial.runs.writer import call_store
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RESUMABLE

@@ -1,14 +1,19 @@
-"""One case."""
+"""Samples, and the files attached to them."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
-from fairtrial.base.types import JSON
-from fairtrial.errors import DatasetError
+from fairtrial.base.foreign import inside
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, allow_type_arguments, first_is, freeze
+from fairtrial.errors import DataError, DatasetError
 
 
 class _NotGiven:
@@ -76,3 +81,71 @@ class Sample[I, E]:
 
 
 allow_type_arguments(Sample)
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@first_is(str)
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A reference to binary data by its SHA-256. The data itself is stored elsewhere; see `BlobFolder`."""
+
+    sha256: str
+    media_type: str = "application/octet-stream"
+    size: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        # The hash becomes a file name, so nothing but a hash may pass.
+        if not _SHA256.fullmatch(self.sha256):
+            raise DataError(f"the sha256 of an attachment must be 64 lower-case hex digits (got {self.sha256!r})")
+
+    @classmethod
+    def of(cls, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Self:
+        """Return the reference to these bytes."""
+        return cls(hashlib.sha256(content).hexdigest(), media_type, len(content), name)
+
+
+class BlobFolder:
+    """A folder of binary data, each file named by its hash. Attachments are looked up only in this folder."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+
+    def put(self, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Attachment:
+        """Store bytes and return their reference. Storing them twice changes nothing."""
+        attachment = Attachment.of(content, media_type=media_type, name=name)
+        target = self.path(attachment.sha256)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Written aside and renamed: a reader never sees half a file.
+            handle, aside = tempfile.mkstemp(dir=target.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(aside, target)
+        return attachment
+
+    def put_file(self, path: Path | str, *, media_type: str | None = None) -> Attachment:
+        """Store the content of a file; by default the media type is guessed from its name."""
+        import mimetypes  # Brings urllib with it, which few people need.
+
+        path = Path(path)
+        guessed = media_type or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        return self.put(path.read_bytes(), media_type=guessed, name=path.name)
+
+    def get(self, attachment: Attachment) -> bytes:
+        """Return the bytes, verified against their hash."""
+        try:
+            content = self.path(attachment.sha256).read_bytes()
+        except FileNotFoundError:
+            raise DataError(f"attachment {attachment.name or attachment.sha256} is not under {self.root}") from None
+        if hashlib.sha256(content).hexdigest() != attachment.sha256:
+            raise DataError(
+                f"attachment {attachment.name or attachment.sha256} is damaged: its content has another hash"
+            )
+        return content
+
+    def path(self, sha256: str) -> Path:
+        """Return the file with this hash, whether it exists or not."""
+        return inside(self.root, Path(sha256[:2], sha256))

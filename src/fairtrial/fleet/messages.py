@@ -18,8 +18,7 @@ from typing import Any, Generic, Self, cast
 from typing_extensions import TypeVar
 
 from fairtrial.base.codec import dumps, from_json, to_json
-from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments, first_is, freeze
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, allow_type_arguments, first_is, freeze
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import NO_USAGE, TokenUsage
 from fairtrial.errors import CodecError, ConfigurationError

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, get_origin
 
 from fairtrial.base.codec import decode, dumps
 from fairtrial.base.offload import in_thread
-from fairtrial.data.attachment import Attachment, BlobFolder
+from fairtrial.data.sample import Attachment, BlobFolder
 from fairtrial.errors import BodyError, ConfigurationError, DataError, MessageTooLargeError, StoreError
 from fairtrial.store.compress import compress, decompress
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Self
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.metrics import FAILED_RENEWALS
 from fairtrial.base.offload import finish, in_thread, loop_caller, require_asyncio
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError

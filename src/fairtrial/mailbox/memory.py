@@ -13,7 +13,7 @@ from typing import Any, Generic, Self
 from typing_extensions import TypeVar
 
 from fairtrial import errors
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import dumps
 from fairtrial.base.offload import require_asyncio
 from fairtrial.mailbox import protocol

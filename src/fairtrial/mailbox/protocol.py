@@ -10,8 +10,7 @@ from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
 
 from fairtrial import errors
 from fairtrial.base.backoff import backoff
-from fairtrial.base.frozen import EMPTY, first_is
-from fairtrial.base.lru import LruCache
+from fairtrial.base.frozen import EMPTY, LruCache, first_is
 from fairtrial.mailbox.body import decode_body
 
 type Verdict = Literal["retry", "dead_letter"]

@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from fairtrial.base.codec.encode import PRIVATE
 from fairtrial.base.frozen import EMPTY, first_is
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.data.session.session import POLICY, Session, TokensMissing, check_tokens, record_tokens
 from fairtrial.data.session.trajectory import ChatMessage

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
 from fairtrial.base.frozen import EMPTY
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import ANTHROPIC_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelUnavailableError

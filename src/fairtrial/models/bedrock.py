@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from fairtrial.base.codec import parse_json
 from fairtrial.base.frozen import EMPTY
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import CONVERSE_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import (

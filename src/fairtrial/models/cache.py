@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import anyio
 import anyio.to_thread
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import decode, dumps, to_json
 from fairtrial.base.offload import on_trio
 from fairtrial.errors import CodecError, ConfigurationError, StoreError

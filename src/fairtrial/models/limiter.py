@@ -12,10 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import anyio
 
-from fairtrial.base.backoff import longest_pause
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
-from fairtrial.base.frozen import first_is
-from fairtrial.base.lru import LruCache
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock, longest_pause
+from fairtrial.base.frozen import LruCache, first_is
 from fairtrial.base.offload import loop_caller
 from fairtrial.data.session.events import PromptExecuted, TokenUsage
 from fairtrial.data.session.session import Session

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from fairtrial.base.codec import dumps
 from fairtrial.base.frozen import EMPTY
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import CHAT_ENDINGS, TokenUsage, ending_of
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelError, ModelUnavailableError

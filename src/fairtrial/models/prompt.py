@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fairtrial.base.codec import dumps, to_json
 from fairtrial.base.frozen import EMPTY, FrozenDict
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.errors import ConfigurationError
 

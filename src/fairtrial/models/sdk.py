@@ -28,7 +28,7 @@ import anyio.to_thread
 from fairtrial.base.codec import parse_json
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.offload import on_trio
-from fairtrial.data.attachment import Attachment, BlobFolder
+from fairtrial.data.sample import Attachment, BlobFolder
 from fairtrial.data.session.events import TokenUsage, ending_of
 from fairtrial.data.session.trajectory import Echo
 from fairtrial.errors import (

@@ -18,7 +18,7 @@ import anyio
 
 from fairtrial.base.codec import dumps, from_json, parse_json, to_json
 from fairtrial.base.offload import DaemonThreads
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import ToolInvoked
 from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.errors import CodecError, ConfigurationError, InvalidCallError

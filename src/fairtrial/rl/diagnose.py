@@ -19,7 +19,7 @@ from fairtrial.reports.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention, SampleValues, sample_values
 from fairtrial.rl.groups import Group, Rollout, best_at_k, groups, load_group, reward_bounds
 from fairtrial.scoring.score import Metric
-from fairtrial.stats.association import RankCorrelation, rank_correlation
+from fairtrial.stats.agreement import RankCorrelation, rank_correlation
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
 from fairtrial.stats.paired import PairedDifference, paired_difference
 from fairtrial.store.open import open_store

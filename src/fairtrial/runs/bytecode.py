@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from fairtrial.base.codec import canonical
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 
 
 @lru_cache(maxsize=4096)

@@ -26,7 +26,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fairtrial.base.codec import canonical, digest
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.runs.bytecode import bytecode_digest, names_used
 from fairtrial.runs.code import file_name, is_library, project_root, source_file
 from fairtrial.store.redact import current, kind_of_variable, looks_like_secret

@@ -11,13 +11,12 @@ from uuid import uuid4
 
 from fairtrial.base.codec import digest, from_json, to_json
 from fairtrial.base.formatting import count
-from fairtrial.base.frozen import EMPTY
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs.baseline import SuiteCode
-from fairtrial.runs.request import AUTO, Resume, RunRequest
+from fairtrial.runs.plan import AUTO, Resume, RunRequest
 from fairtrial.store.notes import PlanNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig, Experiment

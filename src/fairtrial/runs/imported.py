@@ -14,9 +14,8 @@ from uuid import UUID
 
 from fairtrial.base.codec import digest
 from fairtrial.base.foreign import check_limit
-from fairtrial.base.frozen import EMPTY
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.base.plugins import load_plugin, plugin_names
-from fairtrial.base.types import JSON
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import NO_USAGE, TokenUsage

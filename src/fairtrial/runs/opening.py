@@ -15,7 +15,7 @@ from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_inputs, check_prices, refuse_clusters, scored_again
 from fairtrial.runs.events import EvalRunCompleted, ExperimentFigures, log
 from fairtrial.runs.identity import ResumedRun, describe_run, identify, open_run
-from fairtrial.runs.request import RunRequest
+from fairtrial.runs.plan import RunRequest
 from fairtrial.runs.retries import altered_input
 from fairtrial.runs.writer import ask_store
 from fairtrial.store import column_cache

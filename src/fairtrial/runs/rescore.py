@@ -18,8 +18,7 @@ from fairtrial.errors import RunMismatchError
 from fairtrial.runs.adaptive import check_prices
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
 from fairtrial.runs.opening import expected_results
-from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
-from fairtrial.runs.request import RunRequest
+from fairtrial.runs.plan import PlannedTrial, RunRequest, StoredTrials, TrialFeed
 from fairtrial.runs.retries import STORED_PAGE, judge_costs, score_stored
 from fairtrial.runs.runner import (
     Interrupt,

@@ -34,8 +34,7 @@ from fairtrial.runs.opening import (
     wait_for_other,
     write_column_file,
 )
-from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
-from fairtrial.runs.request import AUTO, Lifespan, Resume, RunRequest, roots_of
+from fairtrial.runs.plan import AUTO, Lifespan, PlannedTrial, Resume, RunRequest, TrialFeed, missing_trials, roots_of
 from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_trials, unwrap_error_groups

@@ -26,8 +26,7 @@ from fairtrial.base.isolation.runner import START_SECONDS
 from fairtrial.base.offload import loop_caller
 from fairtrial.data.sample import Sample
 from fairtrial.runs.events import log
-from fairtrial.runs.plan import PlannedTrial, missing_ordinals, missing_trials
-from fairtrial.runs.request import RunRequest
+from fairtrial.runs.plan import PlannedTrial, RunRequest, missing_ordinals, missing_trials
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute
 from fairtrial.store.notes import CrashNote, write_notes

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fairtrial.base.codec import to_json
-from fairtrial.base.frozen import EMPTY, FrozenDict, freeze
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, freeze
 
 SHARE = (0.0, 1.0)
 """The bounds of a metric that is a share or a score."""

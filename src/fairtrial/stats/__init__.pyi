@@ -13,7 +13,7 @@ from fairtrial.stats.agreement import (
     prediction_powered_mean as prediction_powered_mean,
     rogan_gladen as rogan_gladen,
 )
-from fairtrial.stats.association import (
+from fairtrial.stats.agreement import (
     RankCorrelation as RankCorrelation,
     groups_differ as groups_differ,
     rank_correlation as rank_correlation,

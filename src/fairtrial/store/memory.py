@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import canonical, decode, dumps
 from fairtrial.base.codec.escape import escape_text
-from fairtrial.base.frozen import EMPTY
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.data.fingerprint import sample_hashes
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import restore_session

@@ -15,7 +15,7 @@ from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import SCORED
 from fairtrial.store.schema import results, samples
-from fairtrial.trials.figures import AMOUNTS, COUNTS
+from fairtrial.trials.result import AMOUNTS, COUNTS
 
 DETAILS = ("ordinal", "value", *AMOUNTS, "reward", "metrics", "verdicts")
 """The columns of `NumberStore.result_details`, in this order."""

@@ -9,8 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from fairtrial.base.frozen import EMPTY, FrozenDict, first_is
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, first_is
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.views import SessionView
 from fairtrial.errors import ConfigurationError

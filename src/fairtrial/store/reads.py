@@ -11,8 +11,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from fairtrial.base.codec.escape import escape_text
-from fairtrial.base.frozen import EMPTY
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.data.fingerprint import sample_hashes
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import restore_session

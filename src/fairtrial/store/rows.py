@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.encode import compact
 from fairtrial.base.codec.escape import MARK, escape_text, restore_text
-from fairtrial.base.frozen import EMPTY, FrozenDict
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict
 from fairtrial.data.fingerprint import input_hash
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import TokenUsage

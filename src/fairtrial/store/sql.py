@@ -13,10 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.escape import escape_text
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store import engine as engines

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 
 from fairtrial.base.codec import canonical, decode
 from fairtrial.base.codec.escape import escape_text
-from fairtrial.base.frozen import EMPTY
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.store import rows
 from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals, split_facts
 from fairtrial.store.schema import results, runs, samples

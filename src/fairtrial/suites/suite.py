@@ -24,7 +24,7 @@ from fairtrial.reports.report import EvalReport
 from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.events import Observer
 from fairtrial.runs.identity import identify
-from fairtrial.runs.request import Lifespan, RunRequest, parse_resume
+from fairtrial.runs.plan import Lifespan, RunRequest, parse_resume
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, OnResult, execute_run, prepare
 from fairtrial.runs.sync import run_interruptibly

@@ -1,4 +1,4 @@
-"""A check of environments: can their state be saved and restored, and does nothing leak?"""
+"""Fakes: time, and environments of agents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,42 @@ from functools import partial
 from typing import Any
 
 from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import EMPTY
 from fairtrial.base.sync_bridge import call_sync
+from fairtrial.data.session.session import Session
+from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, FairtrialError
 from fairtrial.models.tools import as_tools
 from fairtrial.trials.environment import EnvironmentRegistry, close_environment, tools_of
+
+
+def session_of(*events: object, tags: Mapping[str, str] = EMPTY) -> RecordedView:
+    """Return the session of a trial with exactly these events."""
+    session = Session(tags=tags)
+    for event in events:
+        session.record(event)
+    return session.view()
+
+
+class FakeClock:
+    """A clock that only `advance` moves."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._start = now
+
+    def time(self) -> float:
+        """Return the seconds since the epoch."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Return the seconds since this clock was made."""
+        return self._now - self._start
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._now += seconds
+
 
 type Step = tuple[str, Mapping[str, Any]]
 """A tool call of the script: the name of the tool and its arguments."""

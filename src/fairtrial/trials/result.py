@@ -1,4 +1,4 @@
-"""The result of one trial."""
+"""The result of a trial, and the figures that every trial has beside its score."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from fairtrial.base.frozen import EMPTY, FrozenDict, allow_type_arguments
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, allow_type_arguments
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import NO_USAGE, TokenUsage
 from fairtrial.data.session.session import Session
@@ -21,6 +20,40 @@ from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import FairtrialError
 from fairtrial.scoring.score import Score, mean_value, merge, outer_names
 from fairtrial.trials.context import TrialKey
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFigure:
+    """A number that every trial has and of which less is better.
+
+    Attributes:
+        name: Its name as a metric.
+        title: Its name on screens.
+        unit: What it is counted in.
+        columns: The columns of stored results whose sum it is.
+        type: The type of its columns in column files. Whole numbers ("i4") are always known, amounts ("f8") may not be.
+    """
+
+    name: str
+    title: str
+    unit: Literal["ms", "tokens", "usd"]
+    columns: tuple[str, ...]
+    type: Literal["i4", "f8"]
+
+
+TRIAL_FIGURES = {
+    figure.name: figure
+    for figure in (
+        TrialFigure("latency_ms", "latency", "ms", ("latency_ms",), "i4"),
+        TrialFigure("tokens", "tokens", "tokens", ("input_tokens", "output_tokens"), "i4"),
+        TrialFigure("cost_usd", "cost", "usd", ("cost_usd",), "f8"),
+    )
+}
+COUNTS = tuple(name for figure in TRIAL_FIGURES.values() if figure.type == "i4" for name in figure.columns)
+"""The columns with whole numbers."""
+AMOUNTS = tuple(name for figure in TRIAL_FIGURES.values() if figure.type == "f8" for name in figure.columns)
+"""The columns with amounts, which are empty where they are not known."""
+
 
 type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
 """How a trial ended. Only "scored" has a score."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import canonical, dumps, from_json, to_json
 from fairtrial.base.codec.escape import MARK
 from fairtrial.base.isolation import Function, IsolatedError, IsolatedRunner, check_sendable

@@ -19,14 +19,17 @@ from fairtrial.reports.run_names import UnknownNameError
 from fairtrial.viewer.access import BodyTooLateError, Guard, Visitor, same_secret
 from fairtrial.viewer.pages.comparison import compare_page, pair_page
 from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, read_form
-from fairtrial.viewer.pages.review_queue import answer_trial, review_blob, review_list, review_queue
 from fairtrial.viewer.pages.reviews import (
+    answer_trial,
     calibration_page,
     export_labels,
     extend_review,
     make_review,
     pick_trial,
+    review_blob,
+    review_list,
     review_page,
+    review_queue,
     reviews_page,
 )
 from fairtrial.viewer.pages.runs import history_page, live_stream, report_page, runs_page

@@ -10,8 +10,7 @@ from typing import get_args
 from urllib.parse import quote, unquote, urlencode
 
 from fairtrial.store.protocol import RunRecord
-from fairtrial.trials.figures import TRIAL_FIGURES
-from fairtrial.trials.result import Outcome
+from fairtrial.trials.result import TRIAL_FIGURES, Outcome
 
 STATES: tuple[str, ...] = ("passed", "failed", *(name for name in get_args(Outcome.__value__) if name != "scored"))
 """How trials ended: an outcome, or for a scored trial its verdict."""

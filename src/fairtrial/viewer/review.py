@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.judges.judge import PASSING_RATINGS, RATING_VALUES
 from fairtrial.store.notes import SKIP, ReviewNote, ReviewScale

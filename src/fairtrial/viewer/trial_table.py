@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.base.codec import digest
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
 from fairtrial.reports.render.safe_text import value_text
 from fairtrial.store.numbers import NumberStore

@@ -13,7 +13,7 @@ import pytest
 from fairtrial import Dataset, EvalConfig, EvalResult, EvalSuite, Metric, Sample, Score, TrialContext, TrialKey, task
 from fairtrial.data.session import ChatMessage, PromptExecuted, Session, TokenUsage, ToolCall, ToolInvoked
 from fairtrial.integrations.tracing.exporter import converted_trials, write_run
-from fairtrial.integrations.tracing.profiles import profile_named
+from fairtrial.integrations.tracing.facts import profile_named
 from fairtrial.integrations.tracing.spans import TRIAL_SPAN, ConvertedTrial, TrialConverter
 from fairtrial.models import PROVIDERS, BaseAdapter, ModelCall, ModelReply, ScriptedAdapter, agent_task
 from fairtrial.store import open_store, redact, register_secret

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from fairtrial.base.codec.encode import SPARSE
 from fairtrial.base.frozen import EMPTY
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 
 type Ending = Literal["complete", "cut off", "refused", "failed", "paused", "context full", "unknown"]
 """What a reason means.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 from weakref import WeakSet
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.codec import from_json, parse_json, to_json
 from fairtrial.base.codec.encode import SPARSE, compact
 from fairtrial.base.codec.escape import escape_text

@@ -10,7 +10,7 @@ from typing import Any
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.base.codec.encode import PRIVATE
 from fairtrial.base.frozen import EMPTY, first_is
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import ToolInvoked, check_text, fill_mapping, fill_text
 from fairtrial.errors import CodecError, ConfigurationError
 

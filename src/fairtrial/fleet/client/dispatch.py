@@ -38,7 +38,7 @@ from fairtrial.fleet.messages import EvalRequest
 from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox import server as bulk
 from fairtrial.mailbox.protocol import MailboxDepth, Message
-from fairtrial.runs.request import RunRequest
+from fairtrial.runs.plan import RunRequest
 from fairtrial.runs.retries import RetrySet
 from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, run_to_end
 from fairtrial.runs.scheduler import Limits, run_trials, unwrap_error_groups

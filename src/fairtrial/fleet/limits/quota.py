@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from fairtrial.base.backoff import UNAVAILABLE, backoff
 from fairtrial.base.codec import digest
-from fairtrial.base.lru import LruCache
+from fairtrial.base.frozen import LruCache
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError, FairtrialError, MailboxAccessError, MailboxError
 from fairtrial.fleet.limits.connections import LimitSource, LoopConnections, running_loop

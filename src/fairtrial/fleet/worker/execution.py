@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 from fairtrial.base.codec import canonical, decode
+from fairtrial.base.frozen import LruCache
 from fairtrial.base.isolation import ChildDiedError, IsolatedError, IsolatedRunner, NotSendableError
 from fairtrial.base.isolation.child import emit
-from fairtrial.base.lru import LruCache
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import Session

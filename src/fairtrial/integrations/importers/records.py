@@ -14,8 +14,7 @@ from typing import Any
 
 from fairtrial.base.codec import parse_foreign_json
 from fairtrial.base.foreign import inside, read_whole
-from fairtrial.base.frozen import EMPTY
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.data.sample import NOT_GIVEN
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import CodecError, DataError

@@ -17,9 +17,8 @@ from urllib.parse import quote
 import anyio
 
 from fairtrial.errors import ConfigurationError, TraceSendError
-from fairtrial.integrations.tracing.facts import trials_with_samples
+from fairtrial.integrations.tracing.facts import profile_named, trials_with_samples
 from fairtrial.integrations.tracing.langsmith import langsmith_address
-from fairtrial.integrations.tracing.profiles import profile_named
 from fairtrial.integrations.tracing.received import otlp_messages
 from fairtrial.integrations.tracing.sender import OtlpEndpoint, OtlpSender, SendTotals, resolve_endpoint, write_whole
 from fairtrial.integrations.tracing.spans import ConvertedTrial, TrialConverter, json_lines

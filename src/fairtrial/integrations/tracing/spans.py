@@ -18,13 +18,14 @@ from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.data.session.views import JUDGE, Envelope, kind_of
 from fairtrial.integrations.tracing.facts import (
     FAILED_OUTCOMES,
+    PLAIN,
     EvaluationFact,
+    Profile,
     error_type,
     evaluations_of,
     output_text,
     utf8,
 )
-from fairtrial.integrations.tracing.profiles import PLAIN, Profile
 from fairtrial.integrations.tracing.received import AttributeValue, key_values, otlp_messages
 from fairtrial.models.agent import AgentEnded
 from fairtrial.store.redact import Redactor, current

@@ -20,7 +20,7 @@ from botocore.config import Config
 from botocore.loaders import Loader, create_loader
 from botocore.session import get_session as get_blocking_session
 
-from fairtrial.base.clock import SYSTEM_CLOCK, Clock
+from fairtrial.base.backoff import SYSTEM_CLOCK, Clock
 from fairtrial.base.frozen import first_is
 from fairtrial.errors import (
     ConfigurationError,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairtrial.base.codec import canonical, from_json, to_json
-from fairtrial.data.attachment import Attachment
+from fairtrial.data.sample import Attachment
 from fairtrial.errors import DataError
 
 _OPEN = "<<<BEGIN {token} {name}>>>"

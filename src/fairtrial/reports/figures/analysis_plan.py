@@ -11,8 +11,7 @@ from typing import Any
 
 from fairtrial.base.codec import digest, to_json
 from fairtrial.base.formatting import count
-from fairtrial.base.frozen import EMPTY
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import PASSED, SMALLEST_DIFFERENCE, ExperimentSource
 from fairtrial.reports.figures.rules import GateRules, known_keys, load_table

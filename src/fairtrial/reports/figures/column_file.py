@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.base.codec import decode
-from fairtrial.base.lru import LruCache
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON, LruCache
 from fairtrial.reports.figures.column_samples import SampleArrays, StoredIds, read_samples
 from fairtrial.reports.figures.metrics import REWARD, Range, widen
 from fairtrial.store import column_cache
 from fairtrial.store.numbers import DETAILS, BlockState, NumberStore, NumberTexts
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, split_facts
 from fairtrial.store.rows import SCORED, all_metrics
-from fairtrial.trials.figures import AMOUNTS, COUNTS
+from fairtrial.trials.result import AMOUNTS, COUNTS
 
 BLOCK = 1 << 16
 """Ordinals in a block, the unit in which a column file is compared with its store and updated."""

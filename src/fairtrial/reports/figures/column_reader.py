@@ -44,7 +44,7 @@ from fairtrial.reports.figures.metrics import (
 )
 from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
 from fairtrial.store.rows import OUTCOMES
-from fairtrial.trials.figures import TRIAL_FIGURES
+from fairtrial.trials.result import TRIAL_FIGURES
 
 _PAGE = 5_000  # Trials per batch.
 _VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}

@@ -12,8 +12,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.store.column_cache import cached_totals
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.figures import TRIAL_FIGURES
-from fairtrial.trials.result import Outcome
+from fairtrial.trials.result import TRIAL_FIGURES, Outcome
 
 _CLUSTER_KEY = EvalConfig().cluster
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.base.foreign import load_toml
-from fairtrial.base.frozen import EMPTY, FrozenDict
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import PASSED, SMALLEST_DIFFERENCE, is_ratio, measured_metric, parse_quantile
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.base.codec import canonical
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.column_file import ColumnFile, open_columns
 from fairtrial.reports.figures.metrics import NOT_RUN, PASSED, ExperimentSource
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.rows import OUTCOME_NAMES, OUTCOMES
-from fairtrial.trials.figures import AMOUNTS, COUNTS, TRIAL_FIGURES
+from fairtrial.trials.result import AMOUNTS, COUNTS, TRIAL_FIGURES
 
 if TYPE_CHECKING:
     from fairtrial.reports.figures.estimates import Estimate

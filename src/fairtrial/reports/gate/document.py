@@ -11,7 +11,7 @@ from fairtrial.reports.compare.document import change, comparison_document, span
 from fairtrial.reports.figures.metrics import is_ratio, is_verdict
 from fairtrial.reports.gate.checks import GateCheck
 from fairtrial.reports.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
-from fairtrial.reports.render.files import attributes, case, content, properties, write_suites
+from fairtrial.reports.render.renderable import attributes, case, content, properties, write_suites
 
 if TYPE_CHECKING:
     from fairtrial.reports.gate.gate import GateResult

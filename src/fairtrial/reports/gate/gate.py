@@ -9,8 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from fairtrial.base.formatting import margin_text
-from fairtrial.base.frozen import EMPTY, first_is
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import EMPTY, JSON, first_is
 from fairtrial.errors import ConfigurationError, StoreError
 from fairtrial.reports.compare.caveats import about_runs
 from fairtrial.reports.compare.compare import compare_columns, side_names

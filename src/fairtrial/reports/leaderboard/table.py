@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fairtrial.base.frozen import first_is
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON, first_is
 from fairtrial.reports.compare.comparison import Verdict
 from fairtrial.reports.compare.pairing import ChangedSamples
 from fairtrial.reports.render.renderable import Renderable

@@ -1,23 +1,86 @@
-"""Base classes of objects that can be shown in terminals, notebooks, Markdown, HTML and JSON.
-
-The other modules of this folder are imported when something is shown: a run that prints nothing must not load rich.
-"""
+"""What can be shown and saved: in a terminal, a notebook, a page, a file."""
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
+from xml.sax.saxutils import escape, quoteattr
 
 from fairtrial.base.codec import to_json
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.render.safe_text import lines, plain, whole
 from fairtrial.store.export import opened
 
 if TYPE_CHECKING:
     from fairtrial.reports.render.document import Document
+
+
+def as_text(record: dict[str, JSON]) -> str:
+    """Return JSON text in ASCII, independent of encodings."""
+    return json.dumps(_clean(record), indent=2, allow_nan=False) + "\n"
+
+
+def _clean(value: Any) -> Any:
+    """Replace lone surrogates, which JSON readers reject."""
+    match value:
+        case str():
+            return whole(value)
+        case dict():
+            return {whole(key): _clean(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_clean(entry) for entry in value]
+        case _:
+            return value
+
+
+# Characters that XML 1.0 does not allow; `lines` removes other control characters.
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LIMIT = 4_000
+
+
+def attributes(**values: object) -> str:
+    """Format attributes of an element, with a space before each."""
+    return "".join(f" {name}={quoteattr(_ILLEGAL.sub('', plain(str(value))))}" for name, value in values.items())
+
+
+def content(text: str, limit: int = _LIMIT) -> str:
+    """Escape text between tags."""
+    return escape(_ILLEGAL.sub("", lines(text, limit=limit)))
+
+
+def properties(values: Mapping[str, object]) -> Iterator[str]:
+    """Format the properties of a suite or a case."""
+    if values:
+        yield "<properties>"
+        for name, value in values.items():
+            yield f"<property{attributes(name=name, value=value)}/>"
+        yield "</properties>"
+
+
+def case(classname: str, name: str, seconds: float, inside: Iterable[str]) -> str:
+    """Format one test case."""
+    body = "".join(inside)
+    return f"<testcase{attributes(classname=classname, name=name, time=f'{seconds:.3f}')}>{body}</testcase>\n"
+
+
+def write_suites(file: IO[str], name: str, suites: Iterable[tuple[Mapping[str, object], Iterable[str]]]) -> None:
+    """Write a file of test suites, streaming their test cases."""
+    file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
+    file.write(f"<testsuites{attributes(name=name)}>\n")
+    for facts, inside in suites:
+        file.write(f"<testsuite{attributes(**facts)}>\n")
+        for part in inside:
+            file.write(part)
+        file.write("</testsuite>\n")
+    file.write("</testsuites>\n")
+
 
 IN_MARKDOWN, IN_HTML = 10, 200
 """How many trials of a kind are there to read."""
@@ -81,8 +144,6 @@ class Renderable:
         elif format == "md":
             file.write(self.to_markdown())
         else:
-            from fairtrial.reports.render.files import as_text
-
             file.write(as_text(self.to_json()))
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ from fairtrial.reports.report.remarks import (
 )
 from fairtrial.reports.report.trials import all_trials, failed_trials
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.figures import TRIAL_FIGURES
+from fairtrial.trials.result import TRIAL_FIGURES
 
 if TYPE_CHECKING:
     from fairtrial.reports.report.experiment import ExperimentReport, RunReport

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
-from fairtrial.base.types import JSON
+from fairtrial.base.frozen import JSON
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import CRITERION, ExperimentSource, run_totals
 from fairtrial.reports.figures.summaries import TotalsAnalysis, group_by, summarize
@@ -50,7 +50,7 @@ class RunReport(WithTestCases):
 
     def write_junit(self, file: IO[str]) -> None:
         """Write a test suite for each experiment of a run, with a test case for each result."""
-        from fairtrial.reports.report.junit import write_run
+        from fairtrial.reports.report.run_json import write_run
 
         write_run(self, file)
 

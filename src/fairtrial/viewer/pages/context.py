@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from fairtrial.base import formatting
-from fairtrial.base.lru import LruCache
+from fairtrial.base.frozen import LruCache
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.figures.trial_columns import TrialColumns
