@@ -38,6 +38,7 @@ def test_the_page_follows_from_what_the_blocks_came_to() -> None:
     unexplained = [r["block"] for r in results if r["differences"] and not entries[r["block"]].get("readings")]
     assert unexplained == []
     assert sum(status(result) != "differs" for result in results) >= 74
+    assert page.count("| differs |") == sum(bool(result["differences"]) for result in results) > 0
 
 
 def test_every_name_that_is_lent_exists() -> None:
