@@ -21,7 +21,7 @@ LIMIT_MB = 40
 CODE = """
 import json, pathlib, resource, sys
 from fairtrial import EvalReport, open_store
-from fairtrial.reports.render import files
+from fairtrial.reports.render import renderable
 import fairtrial.reports.figures.figures
 
 def resident(field):
