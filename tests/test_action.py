@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
+from fairtrial._version import __version__
 from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -286,6 +288,12 @@ def test_a_baseline_in_a_shared_database_is_found_behind_the_runs_of_many_pull_r
     gone = run_action(tmp_path, environment(tmp_path, api, event=event, **away))
     assert gone.returncode == 3  # Neither "no baseline yet" nor "too little data to decide".
     assert "Evals: error" in api.comments[0]["body"]
+
+
+def test_examples_in_the_documentation_use_the_action_of_this_release_and_no_branch() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    used = [name for page in pages for name in re.findall(r"uses: fairtrial/fairtrial@(\S+)", page.read_text())]
+    assert set(used) == {f"v{__version__}"}
 
 
 def test_the_action_passes_settings_as_variables_and_pins_what_it_uses() -> None:

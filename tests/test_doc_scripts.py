@@ -8,13 +8,19 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
+from playwright.sync_api import Page, sync_playwright
 
 import fairtrial
 from fairtrial import ToolInvoked
@@ -109,6 +115,11 @@ def test_every_public_name_has_a_docstring_and_is_in_the_reference_of_the_site(
     described = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "python").glob("*.rst"))
     entries = re.findall(r"^\.\. [\w:]+:: fairtrial\.(?:\w+\.)*(\w+)$", described, re.MULTILINE)
     assert {name for _, name, _ in script.public_names()} <= set(entries)
+    index = (tmp_path / "python" / "index.rst").read_text(encoding="utf-8")
+    said = dict(re.findall(r"^:doc:`([\w.]+)`\n   (\S.*\.)$", index, re.MULTILINE))
+    assert list(said) == list(script.MODULES)
+    assert said["fairtrial.store"] == "Storage of runs: SQLite, PostgreSQL or memory."
+    assert said["fairtrial.store"] in (tmp_path / "python" / "fairtrial.store.rst").read_text(encoding="utf-8")
     monkeypatch.setattr(fairtrial.evaluate, "__doc__", None)
     assert "fairtrial.evaluate" in script.undocumented()
 
@@ -173,6 +184,17 @@ def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_existing_application_gives_a_first_result_in_five_commands(tmp_path: Path) -> None:
+    """From the wheel, in an empty environment."""
+    script = load_script("first-result")
+    typed = script.first_result(tmp_path, script.build(tmp_path))
+    assert [one.line.partition(" --")[0] for one in typed][:3] == ["pip install", "fairtrial init", "fairtrial run"]
+    assert len(typed) <= 5
+    assert sum(one.seconds for one in typed) <= 600
+
+
 @pytest.mark.proves("R39")
 def test_a_judge_is_checked_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     checked, report = load("judge", monkeypatch).main()
@@ -211,7 +233,7 @@ def test_a_report_is_shown_as_a_table_and_printed_as_text(kernel: BlockingKernel
     [shown] = execute(kernel, f"report = {run}\nreport")
     assert "<table" in shown["text/html"]
     assert shown["text/plain"].endswith(": 4 of 4 trials>")
-    assert "pass rate     25.0%  0.6% to 80.6%  4" in printed(execute(kernel, "print(report)"))
+    assert "25.0%  0.6% to 80.6%  4" in printed(execute(kernel, "print(report)"))
 
 
 def test_a_comparison_is_shown_as_a_table_and_printed_as_text(kernel: BlockingKernelClient) -> None:
@@ -265,5 +287,113 @@ class TestSite:
         missing = [name for name in fairtrial.__all__ if not name.startswith("__") and name not in entries]
         assert missing == []
 
-    def test_it_can_be_searched_without_a_server(self, site: Path) -> None:
-        assert "smallest_difference_that_matters" in (site / "searchindex.js").read_text(encoding="utf-8")
+    def test_the_tutorials_are_in_the_order_of_reading(self, site: Path) -> None:
+        menu = re.findall(
+            r'toctree-l1[^>]*><a [^>]*href="docs/tutorial/([\w-]+)\.html">(\d)', (site / "index.html").read_text()
+        )
+        read = re.findall(
+            r"^\d\. \[[^]]*\]\(tutorial/([\w-]+)\.md\)", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE
+        )
+        assert menu == [(name, str(number)) for number, name in enumerate(read, 1)]
+        assert read[1] == "your-own-suite"
+
+    def test_a_search_from_disk_finds_what_a_search_on_a_server_finds(self, site: Path, page: Page) -> None:
+        with served(site.parent) as address:
+            found = searched(page, f"{address}/{site.name}", "leaderboard")
+            assert any("rank" in excerpt for _, excerpt in found)
+            assert searched(page, site.as_uri(), "leaderboard") == found
+
+    def test_a_wrong_address_leads_to_the_start_page_and_to_the_search(self, site: Path, page: Page) -> None:
+        with served(site.parent) as address:
+            for wrong in (
+                f"{site.name}/docs/how-to/nothing.html",
+                "0.0.9/index.html",
+                "nothing",
+                f"{site.name}/404.html",
+            ):
+                page.goto(f"{address}/{wrong}")
+                assert page.get_by_role("heading", level=1).inner_text() == "No such page"
+                assert (
+                    page.evaluate("getComputedStyle(document.querySelector('ul.search, .wide-search')).display")
+                    == "flex"
+                )
+                page.get_by_role("link", name="Start page").click()
+                assert page.url == f"{address}/{site.name}/index.html"
+                page.go_back()
+                page.get_by_label("words to search for").fill("leaderboard")
+                page.get_by_role("button", name="Search").click()
+                page.get_by_text("Search finished").wait_for()
+                assert page.url.startswith(f"{address}/{site.name}/search.html?q=leaderboard")
+
+    @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+    def test_its_pages_fit_a_phone_and_violate_no_rule_of_axe(
+        self, site: Path, page: Page, width: int, scheme: Literal["light", "dark"]
+    ) -> None:
+        axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+        page.set_viewport_size({"width": width, "height": 844})
+        page.emulate_media(color_scheme=scheme)
+        violations: dict[str, list[str]] = {}
+        for name in LOOKED_AT:
+            page.goto(f"{site.as_uri()}/{name}")
+            if "?q=" in name:
+                page.get_by_text("Search finished").wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            page.evaluate(axe)
+            found = page.evaluate("async () => (await axe.run(document)).violations")
+            if found:
+                violations[name] = [f"{one['id']}: {one['nodes'][0]['html'][:160]}" for one in found]
+        assert violations == {}
+
+
+LOOKED_AT = (
+    "index.html", "docs/tutorial/first-minutes.html", "docs/how-to/view.html", "python/index.html",
+    "python/fairtrial.errors.html", "python/fairtrial.suites.html", "search.html?q=leaderboard", "404.html",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        made = browser.new_page()
+        made.set_default_timeout(120_000)
+        yield made
+        browser.close()
+
+
+class _Host(SimpleHTTPRequestHandler):
+    """Files of a folder, and for a wrong address its page 404.html, as hosts of static pages do."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        assert code == 404, (code, message)
+        body = Path(self.directory, "404.html").read_bytes()
+        self.send_response(404)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Host, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def searched(page: Page, site: str, words: str) -> list[tuple[str, str]]:
+    """The titles that a search finds, with their excerpts."""
+    page.goto(f"{site}/search.html?q={words}")
+    page.get_by_text("Search finished").wait_for()
+    page.locator("ul.search p.context").last.wait_for()
+    items = page.locator("ul.search li").all()
+    wanted = [item for item in items if not item.locator("span", has_text="(Python").count()]
+    for item in wanted:
+        item.locator("p.context").wait_for()
+    return [(item.locator("a").inner_text(), item.locator("p.context").inner_text()) for item in wanted]

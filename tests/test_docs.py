@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import json
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import openai
 import pytest
+from packaging.requirements import Requirement
 
 from fairtrial import scoring
-from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited
+from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, RateLimited
 from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, steps, unknown_in
 from tests.integrations.importers.project import small_project
 from tests.redis_server import RedisServer
@@ -41,12 +46,28 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+def routed(request: ParsedRequest) -> str:
+    """Stands for a model that names a team; told which teams there are, it is wrong less often."""
+    told, text = "billing" in request.system, request.last_user.lower()
+    hints = {"billing": "invoice|charged|refund|price", "delivery": "parcel|arrive|tracking|delivery"}
+    found = next((team for team, words in hints.items() if re.search(words, text)), "")
+    if not told:
+        return found or "The account team."
+    return found or ("account" if re.search("password|log in", text) else "other")
+
+
 @pytest.fixture
 def served(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A server where a page speaks to one: a Redis, or a project of OpenAI's hosted Evals."""
+    """A server where a page speaks to one: a Redis, a model, or a project of OpenAI's hosted Evals."""
     if page.stem == "loops-and-mailboxes":
         with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
             monkeypatch.setenv("REDIS_URL", redis.url)
+            yield
+        return
+    if page == ROOT / "README.md":
+        with ModelServer(routed) as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
+            monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
             yield
         return
     if page.stem != "coming-from-openai-evals":
@@ -70,6 +91,17 @@ def test_everything_on_a_page_runs_and_prints_what_is_shown(
     module = ModuleType(f"snippets_of_{page.stem.lower().replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     Reader(page, home, module).follow()
+    if isinstance(client := vars(module).get("client"), openai.OpenAI):
+        client.close()
+
+
+def test_the_readme_can_be_read_in_a_few_minutes() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    code = next(block.text for block in blocks(text) if block.kind == "python")
+    lines = [line for line in code.splitlines() if line.strip() and not line.startswith(("from ", "import "))]
+    assert "OpenAI()" in code
+    assert len(lines) <= 8
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -112,9 +144,62 @@ def test_every_extra_in_an_install_line_exists() -> None:
     assert named <= set(extras)
 
 
+def _installed_by(*requirements: str) -> set[str]:
+    """The distributions that pip installs for these requirements, by their names in lower case."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: set[tuple[str, frozenset[str]]] = set()
+    todo = [Requirement(line) for line in requirements]
+    while todo:
+        one = todo.pop()
+        name, extras = one.name.lower().replace("_", "-"), frozenset(one.extras)
+        if (name, extras) in found:
+            continue
+        found.add((name, extras))
+        lines = importlib.metadata.requires(name) or ()
+        if name == "fairtrial":  # What an editable installation has may be old.
+            optional = project["optional-dependencies"]
+            lines = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+        for line in map(Requirement, lines):
+            if line.marker is None or any(line.marker.evaluate({"extra": extra}) for extra in extras or ("",)):
+                todo.append(line)
+    return {name for name, _ in found}
+
+
+def test_the_install_lines_of_the_page_on_traces_have_all_that_its_blocks_import() -> None:
+    page = (ROOT / "docs" / "how-to" / "traces.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\$ pip install (.*)$", page, re.MULTILINE)
+    wanted = shlex.split(line)
+    assert wanted[0] == "fairtrial[otel]"
+    owners = {
+        str(file).removesuffix(".py").removesuffix("/__init__").replace("/", "."): found.name.lower()
+        for found in importlib.metadata.distributions()
+        for file in found.files or ()
+        if file.suffix == ".py"
+    }
+    modules = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for block in blocks(page)
+        if block.kind == "python"
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    named = {owners[str(module)] for module in modules if str(module) in owners}
+    assert {"openai", "opentelemetry-sdk", "opentelemetry-instrumentation-genai-openai"} <= named
+    assert named <= _installed_by(*wanted)
+    assert {"opentelemetry-sdk", "opentelemetry-proto"} <= _installed_by("fairtrial[otel]")
+    for requirement in wanted[1:]:
+        name, _, version = requirement.partition("==")
+        assert importlib.metadata.version(name) == version, "the page names the versions that were tested"
+
+
 def test_every_public_evaluator_is_documented() -> None:
     words = set(re.findall(r"\w+", (ROOT / "docs" / "how-to" / "evaluators.md").read_text(encoding="utf-8")))
-    evaluators = {name for name in scoring.__all__ if name.islower()} - {"extract_choice", "resolve"}
+    evaluators = {name for name in scoring.__all__ if name.islower()} - {
+        "extract_choice",
+        "golden_set",
+        "replay",
+        "resolve",
+    }
     assert len(evaluators) > 20
     assert evaluators <= words
 
@@ -210,3 +295,34 @@ def test_glossary_lines_are_single_definitions() -> None:
     for term, row in glossary().items():
         assert row.count(" | ") == 1, row
         assert not row.rstrip(" |").endswith("."), f"the definition of {term!r} ends with a full stop"
+
+
+def test_the_measured_figures_of_the_page_on_capacity_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "explanation" / "capacity.md").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in (ROOT / "benchmarks/results/capacity.jsonl").read_text().splitlines()]
+    fleet = next(row for row in rows if row.get("trials") == 2_000_000)
+    stored = next(row for row in rows if "--transcript-bytes" in row["command"])
+    deleted = next(row for row in rows if "--delete" in row["command"])
+    one, redis = (next(row for row in rows if row["command"] == f"fleet_soak.py --engine {engine} --minutes 60")
+                  for engine in ("one-transaction", "redis"))  # fmt: skip
+    bare, whole = fleet["bytes_per_trial"], stored["bytes_per_trial"]
+    left, reusable = deleted["delete"], deleted["vacuum"]
+    low, high = min(fleet["cpu_us_by_100_000"]), max(fleet["cpu_us_by_100_000"])
+    lines = [
+        *(f"| `{name}`{'' if name != 'details' else ' (output, transcript)'} | {bare[name]:.0f} | {whole[name]:,.0f} |"
+          for name in ("results", "details", "samples")),
+        f"| together | **{sum(bare.values()):,.0f}** | **{sum(whole.values()):,.0f}** |",
+        f"| {fleet['cpu_us']:.0f} us over 2,000,000 trials, {low} to {high:,} us by 100,000;",
+        f"| {fleet['per_second']} on average at loads of 5 to 50",
+        f"| client, killed and started again 10 times | {fleet['client_mb_first']} MB | {fleet['client_mb_peak']} MB |",
+        f"| {fleet['worker_mb_first']} MB | {fleet['worker_mb_peak']} MB |",
+        f"| Redis | | {fleet['redis_peak_mb']} MB |",
+        f"| {fleet['client_mb_report']} MB |",
+        f"{fleet['executions']:,} executions",
+        f"| after `fairtrial store delete` | {sum(left['mb'].values()):.0f} | {left['seconds']:.0f} |",
+        f"| {sum(reusable['mb'].values()):.0f}, the indexes | {reusable['seconds']:.0f} |",
+        f"| clients killed | {one['faults']['client killed']} | {redis['faults']['client killed']} |",
+        f"| {one['runs']}, and {one['stored']:,} of 80,000 | {redis['runs']}, and {redis['stored']:,} of 110,000 |",
+        " ".join(f"| {row['extra_executions']:,} ({row['extra_share']:.1%})" for row in (one, redis)),
+    ]  # fmt: skip
+    assert [line for line in lines if line not in page] == []

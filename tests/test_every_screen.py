@@ -279,7 +279,7 @@ def test_a_cost_of_which_a_part_is_unknown_is_said_to_be_at_least_that(
     sqlite.update_run(run.run_id, status="finished", finished_at=3000.0)
     with asyncio.Runner() as loop:
         page = Screens(sqlite, tmp_path, loop).get("", accept="text/html")
-    assert f"<td>{shown}</td>" in page
+    assert f'<td class="more">{shown}</td>' in page
     assert shown in EvalReport(sqlite, sqlite.get_run(run.run_id)).to_html()
 
 

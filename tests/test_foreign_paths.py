@@ -17,6 +17,7 @@ import pytest
 
 from fairtrial.base.foreign import inside
 from fairtrial.cli.command_init import init
+from fairtrial.cli.user_errors import UserError
 from fairtrial.data import Attachment, BlobFolder, Dataset
 from fairtrial.errors import BodyError, CodecError, DataError, DatasetError
 from fairtrial.integrations.importers.openai_evals import OpenAIEvals
@@ -170,7 +171,7 @@ def test_a_new_project_is_not_written_through_a_link(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "evals.py").symlink_to(tmp_path / "victim.py")
-    with pytest.raises(DataError, match="it leads elsewhere"):
+    with pytest.raises(UserError, match=r"already has evals\.py"):
         init(folder)
     assert not (tmp_path / "victim.py").exists()
 

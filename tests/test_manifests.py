@@ -7,12 +7,15 @@ import copy
 import hashlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import jsonschema
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -20,8 +23,9 @@ import psycopg
 import pytest
 import redis
 import yaml
+from psycopg import conninfo
 
-from fairtrial import exact_match
+from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
 from fairtrial.base import metrics
 from fairtrial.cli.app import command_tree
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, LoopGroup
@@ -35,9 +39,11 @@ pytestmark = pytest.mark.proves("R83", "R84")
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 VERSION = "1.36"
-MANIFESTS = ("kubernetes.yaml", "kubernetes-job.yaml", "keda-postgresql.yaml", "keda-sqs.yaml")
+MANIFESTS = ("kubernetes.yaml", "kubernetes-job.yaml", "keda-postgresql.yaml", "keda-sqs.yaml", "kubernetes-view.yaml")
+SCALERS = MANIFESTS[2:4]
 KEDA: dict[str, Any] = json.loads(Path(__file__).with_name("keda_schema.json").read_text())
 UNIT = DEPLOY / "fairtrial-worker@.service"
+VIEW_UNIT = DEPLOY / "fairtrial-view.service"
 ARRAY = (DEPLOY / "slurm.sbatch").read_text()
 
 
@@ -64,7 +70,7 @@ def test_the_validators_notice_mistakes() -> None:
     for change in ({"paralelism": 3}, {"parallelism": "ten"}):
         with pytest.raises(kubernetes_validate.ValidationError):
             validate({**job, "spec": {**job["spec"], **change}})
-    for name in MANIFESTS[2:]:
+    for name in SCALERS:
         scaled = next(manifest for manifest in objects(name) if manifest["kind"] == "ScaledObject")
         for wrong in ({"queueLenght": "64"}, {"queueLength": 64}):
             broken = copy.deepcopy(scaled)
@@ -88,7 +94,7 @@ def test_the_job_is_the_deployment_with_an_end() -> None:
     assert "completions" not in job["spec"]  # Or the Job would start pods after the end of the work.
 
 
-@pytest.mark.parametrize("name", MANIFESTS[2:])
+@pytest.mark.parametrize("name", SCALERS)
 def test_other_queues_scale_the_same_deployment(name: str) -> None:
     authentication, scaled = objects(name)
     redis = next(manifest for manifest in objects("kubernetes.yaml") if manifest["kind"] == "ScaledObject")
@@ -160,6 +166,162 @@ def test_the_unit_is_one_that_systemd_accepts(tmp_path: Path) -> None:
     installed.write_text(text.replace(command[0], sys.executable).replace("Restart=always", "Restart=alway"))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", installed], capture_output=True, text=True)
     assert "Failed to parse" in done.stderr
+
+
+def test_the_unit_of_the_viewer_is_one_that_systemd_accepts(tmp_path: Path) -> None:
+    text = VIEW_UNIT.read_text()
+    (program, command) = re.findall(r"^ExecStart=(\S+) (view .*)$", text, re.MULTILINE)[0]
+    installed = tmp_path / VIEW_UNIT.name
+    installed.write_text(text.replace(program, sys.executable).replace("/srv/evals\n", f"{tmp_path}\n"))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", installed], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {word.partition("=")[0] for word in command.split()[1:]} <= options_of("view")
+    # The token is a credential, on no command line and in no environment; the state outlives a restart.
+    assert "LoadCredential=token:" in text
+    assert "--token-file=%d/token" in command
+    (folder,) = re.findall(r"^StateDirectory=(\S+)$", text, re.MULTILINE)
+    assert f"\nEnvironment=FAIRTRIAL_CACHE_DIR=%S/{folder}\n" in text
+    # All that the unit of workers denies is denied here.
+    hardening = re.compile(r"^(?:Protect|Private|Restrict|NoNew|Capability)\w+=.*$", re.MULTILINE)
+    assert set(hardening.findall(UNIT.read_text())) <= set(hardening.findall(text))
+
+
+class TestViewer:
+    """The manifest of the viewer, and its very command against a database that it can only read."""
+
+    @pytest.fixture
+    def parts(self) -> dict[str, Any]:
+        return {one["kind"]: one for one in objects("kubernetes-view.yaml")}
+
+    @pytest.fixture
+    def view(self, parts: dict[str, Any]) -> Any:
+        (only,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
+        return only
+
+    def test_it_is_as_closed_as_the_pods_of_workers(
+        self, parts: dict[str, Any], view: Any, container: Any, pod: Any
+    ) -> None:
+        own = parts["Deployment"]["spec"]["template"]["spec"]
+        assert own["securityContext"] == pod["securityContext"]
+        assert own["automountServiceAccountToken"] is False
+        assert view["securityContext"] == container["securityContext"]
+        assert (
+            set(view["resources"]["limits"])
+            == {"cpu", "memory", "ephemeral-storage"}
+            == set(view["resources"]["requests"])
+        )
+        assert view["image"] == container["image"]
+        text = (DEPLOY / "kubernetes-view.yaml").read_text()
+        for key in re.findall(r"^ +(?:- )?key: (\S+)$", text, re.MULTILINE):
+            assert f"--from-literal={key}=" in text
+        assert all("value" not in one for one in view["env"] if one["name"] == "FAIRTRIAL_STORE")
+
+    def test_names_ports_and_volumes_fit_each_other(self, parts: dict[str, Any], view: Any) -> None:
+        flags = dict(word.lstrip("-").partition("=")[::2] for word in view["args"][1:])
+        assert {word.partition("=")[0] for word in view["args"][1:]} <= options_of("view")
+        (port,) = view["ports"]
+        (served,), (inward,) = parts["Service"]["spec"]["ports"], parts["NetworkPolicy"]["spec"]["ingress"]
+        assert int(flags["port"]) == port["containerPort"] == inward["ports"][0]["port"]
+        assert served["targetPort"] == port["name"] == view["readinessProbe"]["tcpSocket"]["port"]
+        (rule,), (tls,) = parts["Ingress"]["spec"]["rules"], parts["Ingress"]["spec"]["tls"]
+        assert [flags["trusted-host"]] == [rule["host"]] == tls["hosts"]
+        (backend,) = rule["http"]["paths"]
+        assert backend["backend"]["service"] == {
+            "name": parts["Service"]["metadata"]["name"],
+            "port": {"name": served["name"]},
+        }
+        labels = parts["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert (
+            parts["Service"]["spec"]["selector"]
+            == labels
+            == parts["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        )
+        mounts = {mount["mountPath"]: mount for mount in view["volumeMounts"]}
+        assert mounts[str(Path(flags["token-file"]).parent)]["readOnly"] is True
+        (cache,) = [one["value"] for one in view["env"] if one["name"] == "FAIRTRIAL_CACHE_DIR"]
+        volumes = {volume["name"]: volume for volume in parts["Deployment"]["spec"]["template"]["spec"]["volumes"]}
+        claim = volumes[mounts[cache]["name"]]["persistentVolumeClaim"]["claimName"]
+        assert claim == parts["PersistentVolumeClaim"]["metadata"]["name"]
+        assert view["livenessProbe"]["exec"] == view["startupProbe"]["exec"]
+        assert parts["Deployment"]["spec"]["replicas"] == 1  # Sessions and the volume are of one pod.
+
+    def test_its_command_serves_a_role_that_can_only_read_and_a_restart_signs_nobody_out(
+        self, view: Any, pg_url: str, tmp_path: Path
+    ) -> None:
+        suite = EvalSuite("seen", Dataset([Sample("a", 1, 1)], name="numbers"), lambda number: number, exact_match)
+        store = open_store(pg_url)
+        suite.run_sync(store=store)
+        store.close()
+        text = (DEPLOY / "kubernetes-view.yaml").read_text()
+        grants = re.findall(r"^#   ((?:CREATE ROLE|GRANT|ALTER DEFAULT) .*?;)", text, re.MULTILINE)
+        assert len(grants) == 4
+        token, port = "a token of sixteen or more", free_port()
+        (tmp_path / "token").write_text(token)
+        words = [
+            word.replace("7878", str(port)).replace("/run/secrets/fairtrial", str(tmp_path)) for word in view["args"]
+        ]
+        role = conninfo.make_conninfo(pg_url, user="fairtrial_view", password="PASSWORD")
+        facts = conninfo.conninfo_to_dict(role)
+        url = f"postgresql://fairtrial_view:PASSWORD@{facts['host']}:{facts['port']}/{facts['dbname']}"
+        environment = {**os.environ, "FAIRTRIAL_STORE": url, "FAIRTRIAL_CACHE_DIR": str(tmp_path / "state")}
+        probe = [word.replace("7878", str(port)) for word in view["livenessProbe"]["exec"]["command"]]
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            for grant in grants:
+                connection.execute(grant)
+            try:
+                first = self.started(words, environment, tmp_path)
+                address = re.findall(r"^open http://\S+?/(\w+/)", first[1], re.MULTILINE)[0]
+                assert token not in first[1]
+                assert subprocess.run([sys.executable, *probe[1:]], check=False).returncode == 0
+                assert self.asked(port, f"/{address}", {})[0] == 401
+                form = urlencode({"token": token, "to": ""}).encode()
+                origin = {"Origin": "https://evals.example.org", "Content-Type": "application/x-www-form-urlencoded"}
+                status, headers, _ = self.asked(port, f"/{address}login", origin, form)
+                assert status == 303
+                assert "; Secure" in headers["set-cookie"]
+                cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
+                assert "seen" in self.asked(port, f"/{address}", cookie)[2]
+                self.ended(first[0])
+                assert subprocess.run([sys.executable, *probe[1:]], capture_output=True, check=False).returncode != 0
+                second = self.started(words, environment, tmp_path)
+                assert f"/{address}" in second[1]
+                assert self.asked(port, f"/{address}", cookie)[0] == 200
+                self.ended(second[0])
+                with (
+                    psycopg.connect(role) as reader,
+                    pytest.raises(psycopg.errors.InsufficientPrivilege),
+                ):
+                    reader.execute("DELETE FROM runs")
+            finally:
+                connection.execute("DROP OWNED BY fairtrial_view")
+                connection.execute("DROP ROLE fairtrial_view")
+
+    def started(self, words: list[str], environment: dict[str, str], folder: Path) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fairtrial.cli", *words],
+            cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        said = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if line.startswith("stop with"):
+                return process, said
+        raise AssertionError(said)
+
+    def ended(self, process: subprocess.Popen[str]) -> None:
+        process.terminate()
+        process.communicate(timeout=60)
+
+    def asked(
+        self, port: int, path: str, headers: dict[str, str], body: bytes | None = None
+    ) -> tuple[int, dict[str, str], str]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET" if body is None else "POST", path, body, {"Host": "evals.example.org", **headers})
+        answer = connection.getresponse()
+        found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
+        connection.close()
+        return found
 
 
 def test_the_array_drains_before_its_time_is_over_and_gives_its_signals_to_the_worker() -> None:

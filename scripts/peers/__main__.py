@@ -4,6 +4,7 @@ python scripts/peers files       make the files that importers are tested with; 
 python scripts/peers tracers     record what tracing libraries send; needs pip and npm
 python scripts/peers receivers   send a run to Phoenix and MLflow and read it back
 python scripts/peers trainers    train with TRL, verl, verifiers and others on a CPU
+python scripts/peers side_by_side  one small task in Fairtrial and four other tools: lines, size, CPU, crash
 python scripts/peers cgroups     limits of sandboxes by cgroup v2, on User-mode Linux, which needs no privileges
 
 Each has options: python scripts/peers NAME --help
@@ -14,7 +15,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-NAMES = ("files", "tracers", "receivers", "trainers", "cgroups")
+NAMES = ("files", "tracers", "receivers", "trainers", "side_by_side", "cgroups")
 
 if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
     print(__doc__)

@@ -266,10 +266,10 @@ class TestHistory:
         assert cli("run", "evals.py", "--quiet").code == 0
         done = cli("run", "evals.py", "--plan", "plan.toml", "--max-samples", "60")
         assert done.code == 0, done.err
-        shown = words(cli("show", "guesses+part").out)
+        shown = words(cli("show", "guesses+part", "--full").out)
+        assert "By the history of 300 samples in 1 run estimate interval as precise as" in shown
+        assert "plain samples" in shown
         for text in (words(done.out), shown):
-            assert "By the history of 300 samples in 1 run estimate interval as precise as" in text
-            assert "plain samples" in text
             assert "guesses@9 is not in this store: its history is not used." in text
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairtrial import open_store
+from fairtrial.integrations.model_server import ModelServer
 from tests.cli.conftest import Cli
 
 
@@ -278,6 +279,78 @@ class TestCalibrate:
     def test_which_labels_and_which_experiment(self, ran: Cli) -> None:
         assert "No such file" in ran("calibrate", "doubles:plain", "--labels", "none.csv").err
         assert "error: doubles has 2 experiments" in ran("calibrate", "doubles").err
+
+
+class TestGolden:
+    def test_a_rule_is_measured_at_once(self, cli: Cli) -> None:
+        done = cli("calibrate", "--golden", "pii_leakage")
+        assert done.code == 0
+        assert done.out.splitlines()[1].startswith("pii_leakage agrees with 35 of 44 labels: 79.5% (")
+        assert "name-and-address" in done.out
+        assert "limit: names, postal addresses" in done.out
+        facts = cli("calibrate", "--golden", "pii_leakage", "--json", "--level", "0.9").json
+        assert (facts["format"], facts["level"], len(facts["disagreements"])) == ("fairtrial.golden/1", 0.9, 9)
+        assert not Path(".fairtrial").exists()  # Nothing is stored.
+
+    def test_a_judge_is_measured_with_the_model_that_is_named(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        with ModelServer('{"reason": "fine", "label": "fair"}') as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
+            monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+            done = cli("calibrate", "--golden", "bias", "--model", "openai:judge")
+            assert server.stats().requests == 46
+        assert done.code == 0
+        assert "bias agrees with 24 of 46 labels" in done.out
+        assert "judged by judge" in done.out
+        assert "who have measured no model with them" in " ".join(done.out.split())
+
+    def test_a_judge_without_verdicts_fails(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        with ModelServer("I cannot say.") as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
+            monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+            done = cli("calibrate", "--golden", "toxicity", "--model", "openai:judge")
+        assert done.code == 4
+        assert "without a score" in done.out
+
+    @pytest.mark.parametrize(("what", "kind"), [("5", "int"), ("fairtrial.ScriptedAdapter", "a class")])
+    def test_a_judge_that_is_no_adapter_is_refused_before_the_first_case(
+        self, cli: Cli, place: Path, what: str, kind: str
+    ) -> None:
+        (place / "odd.py").write_text(f"import fairtrial\nadapter = {what}\n")
+        done = cli("calibrate", "--golden", "toxicity", "--model", "odd.py:adapter")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == (
+            f"error: odd.py:adapter must be an adapter (got {kind})\n"
+            '  as in: adapter = fairtrial.OpenAIAdapter("gpt-6.1-sol")\n'
+        )
+
+    def test_the_sets_are_listed(self, cli: Cli) -> None:
+        done = cli("calibrate", "--golden", "list")
+        assert [line.split()[:2] for line in done.out.splitlines() if line[:1].strip()][1:3] == [
+            ["json_correctness", "rule"],
+            ["pii_leakage", "rule"],
+        ]
+        facts = cli("calibrate", "--golden", "list", "--json").json
+        assert [row["kind"] for row in facts["golden_sets"]] == ["rule"] * 3 + ["judge"] * 6
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--golden", "toxcity"], "error: there is no golden set 'toxcity'\n  did you mean toxicity?\n"),
+            (["--golden", "x"], "error: there is no golden set 'x'\n  fairtrial calibrate --golden list shows them\n"),
+            (
+                ["--golden", "bias"],
+                "error: bias is a judge, which needs a model\n  as in: fairtrial calibrate --golden",
+            ),
+            (["--golden", "pii_leakage", "--model", "openai:m"], "error: pii_leakage is a rule, which asks no model\n"),
+            (["doubles", "--golden", "bias"], "error: --golden takes neither a run nor labels\n"),
+            (["--golden", "bias", "--model", "opnai:m"], "error: there is no provider 'opnai'\n"),
+            (["--model", "openai:m"], "error: --model is the judge of a golden set\n"),
+            ([], "error: name a run, or a golden set\n"),
+        ],
+    )
+    def test_mistakes_are_explained(self, cli: Cli, words: list[str], said: str) -> None:
+        done = cli("calibrate", *words)
+        assert (done.code, done.err.startswith(said)) == (2, True), done.err
 
 
 def test_stored_outputs_are_scored_again_without_the_task(ran: Cli, two: Path) -> None:

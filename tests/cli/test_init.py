@@ -28,7 +28,7 @@ def test_init_creates_a_project_that_runs(cli: Cli, place: Path, monkeypatch: py
     done = cli("init", "demo")
     assert done.code == 0
     assert done.out == (
-        "created agent.py, evals.py, questions.jsonl, pyproject.toml, .gitignore in demo\n"
+        "created README.md, agent.py, evals.py, questions.jsonl, pyproject.toml, .gitignore in demo\n"
         "\n"
         "next\n"
         "  cd demo && fairtrial run   40 questions, 2 experiments\n"
@@ -67,7 +67,7 @@ def run_without_network(place: Path) -> tuple[subprocess.CompletedProcess[str], 
 def test_the_demo_project_needs_no_key_and_no_network(place: Path) -> None:
     done, _ = run_without_network(place)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "pass rate" in done.stdout
+    assert "no detectable difference between careful and baseline" in done.stdout
 
 
 @pytest.mark.measured
@@ -84,23 +84,23 @@ def test_a_second_time_it_refuses_and_changes_nothing(cli: Cli, place: Path) -> 
     done = cli("init", "demo")
     assert done.code == 2
     assert done.err == (
-        "error: demo already has agent.py, evals.py, questions.jsonl; existing files are not overwritten\n"
+        "error: demo already has evals.py; existing files are not overwritten\n"
         "  run it: cd demo && fairtrial run evals.py; or create another: fairtrial init demo2\n"
     )
     assert (place / "demo" / "evals.py").read_text() == "# mine\n"
 
 
 def test_a_project_keeps_its_own_settings(cli: Cli, place: Path) -> None:
-    (place / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    (place / "pyproject.toml").write_text("[project]\nname = 'mine'\n\n[tool.fairtrial]\nstore = 'x.db'\n")
     done = cli("init")
     assert done.code == 0
     assert 'add to your pyproject.toml: [tool.fairtrial] suites = ["evals.py"]' in done.out
     assert done.out.splitlines()[-1] == "  fairtrial run evals.py   40 questions, 2 experiments"
-    assert (place / "pyproject.toml").read_text() == "[project]\nname = 'mine'\n"
+    assert (place / "pyproject.toml").read_text().endswith("[tool.fairtrial]\nstore = 'x.db'\n")
 
 
 def test_facts_and_a_file_in_the_way(cli: Cli, place: Path) -> None:
     facts = cli("init", "demo", "--json").json
-    assert (facts["format"], facts["folder"], len(facts["files"])) == ("fairtrial.init/1", "demo", 5)
+    assert (facts["format"], facts["folder"], len(facts["files"])) == ("fairtrial.init/1", "demo", 6)
     (place / "taken").write_text("")
     assert cli("init", "taken").err == "error: taken is a file, not a folder\n  name a folder: fairtrial init demo\n"

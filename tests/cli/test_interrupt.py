@@ -45,13 +45,13 @@ suite = EvalSuite(
 class Terminal:
     """A command in a terminal of its own."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, **variables: str) -> None:
         self._ours, theirs = pty.openpty()
         self.text = ""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fairtrial.cli", *words],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env=environment(COLUMNS="80", LINES="24"),
+            env=environment(COLUMNS="80", LINES="24", **variables),
         )  # fmt: skip
         os.close(theirs)
 

@@ -188,6 +188,14 @@ class TestPrune:
         assert (facts["results"], facts["bytes_after"] <= facts["bytes_before"]) == (16, True)
         assert self.numbers(aged) == [3]
 
+    def test_a_stopped_run_takes_no_place_of_a_finished_one(self, ran: Cli, aged: RunStore) -> None:
+        third, _, _ = aged.runs()
+        aged.update_run(third.run_id, status="stopped", finished_at=1.0)
+        ran("store", "prune", "--older-than", "1d", "--keep-last", "1", "--yes")
+        assert self.numbers(aged) == [2, 3]
+        ran("store", "prune", "--older-than", "1d", "--keep-last", "0", "--yes")
+        assert self.numbers(aged) == []
+
     def test_a_run_under_work_one_that_can_be_resumed_and_one_that_is_scored_again_are_kept(
         self, ran: Cli, aged: RunStore
     ) -> None:

@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "an option that does not exist": (
         {},
         ["run", "--concurency", "3"],
-        "error: no such option: --concurency (Possible options: --concurrency, --once)\n  see: fairtrial run --help\n",
+        "error: no such option: --concurency; did you mean --concurrency?\n  see: fairtrial run --help\n",
     ),
     "an option whose work another command does": (
         {},
@@ -270,8 +270,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "a number that is none": (
         {},
         ["run", "--repeats", "many"],
-        "error: invalid value for '--repeats': Input should be a valid integer, unable to parse string as an integer\n"
-        "  see: fairtrial run --help\n",
+        "error: --repeats must be a whole number (got 'many')\n  see: fairtrial run --help\n",
     ),
 }
 
@@ -330,7 +329,7 @@ AFTER_A_RUN: dict[str, tuple[list[str], str]] = {
     ),
     "percent where a share is meant": (
         ["gate", "doubles:plain", "--floor", "passed=80"],
-        "error: the gate rules: min_pass_rate must be between 0 and 1, such as 0.8 (got 80)\n",
+        "error: the gate rules: min_pass_rate must be between 0 and 1, such as 0.8, for 80% (got 80)\n",
     ),
     "a floor without a number": (
         ["gate", "doubles:plain", "--floor", "value"],

@@ -74,7 +74,7 @@ def test_characters_are_replaced_by_as_much_room_as_they_take() -> None:
 
 def test_suggested_commands_work_with_unusual_names(cli: Cli, names: Path) -> None:
     done = cli("run", "evals.py")
-    offered = [line.strip().partition("   ")[0] for line in done.out.partition("\nnext\n")[2].splitlines()]
+    offered = [line.strip().partition("   ")[0] for line in done.out.splitlines() if line.startswith("  fairtrial ")]
     assert len(offered) == 3
     offered += [line.strip().partition("   ")[0] for line in cli("trials", SUITE, "--failed").out.splitlines()[-1:]]
     for line in offered:
@@ -95,7 +95,7 @@ def test_a_table_that_does_not_fit_becomes_a_list_with_every_figure(
     assert "  experiments plain, triple" in shown
     sliced = cli("show", "doubles", "--by", "level").out.splitlines()
     assert sliced[:4] == ["easy", "  experiment plain", "  samples 2", "  pass rate 100.0%"]
-    assert cli("trials", "doubles", "--failed").out.splitlines()[0].split() == ["sample", "experiment", "what", "why"]
+    assert cli("trials", "doubles", "--failed").out.splitlines()[0].startswith("failed: ")
     for words in (["runs"], ["show", "doubles", "--by", "level"], ["doctor", "--settings"], ["store", "stats"]):
         assert max(map(len, cli(*words).out.splitlines())) <= 40
     monkeypatch.setenv("COLUMNS", "80")

@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 
 import fairtrial
-from fairtrial.cli.app import command_tree
+from fairtrial.cli.app import _OPTIONS, command_tree
 
 SOURCE = Path(fairtrial.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 COMMAND = re.compile(r"(?:^|[:`\s])fairtrial ([a-z]+)(?= |`|$)")
 OF_OTHER_PROGRAMS = {"--upgrade", "--base-url"}  # Of pip, and of `python -m fairtrial.cli.episode`.
-ANSWERED = {
-    "--models",
-    "--run-id",
-    "--prompt",
-}  # Options of the specifications: the answer is the spelling that exists.
+ANSWERED = {option for table in _OPTIONS.values() for option in table}  # The answer is the option that exists.
 STYLES = ("html.py", "plots.py")  # Variables of style sheets begin like options.
-THREADS = ("progress", "lease", "writer", "loop")  # Named after us, as in "fairtrial writer".
+THREADS = ("progress", "lease", "writer", "loop", "viewer")  # Named after us, as in "fairtrial writer".
 
 
 def texts(folder: str) -> Iterator[tuple[str, str]]:

@@ -20,8 +20,9 @@ def test_a_suite_runs_and_ends_in_its_report_and_the_next_commands(cli: Cli, eva
     assert done.code == 0
     assert "doubles  run " in done.out
     assert "75.0%" in done.out
-    assert done.out.splitlines()[-2:] == [
-        "  fairtrial trials doubles --failed      failed trials, and why",
+    assert done.out.splitlines()[-3:] == [
+        "  fairtrial show doubles --full          criteria, means, quantiles, slices",
+        "  fairtrial trials doubles --failed      all failed trials, and why",
         "  fairtrial show doubles --sample four   one trial in full",
     ]
     assert open_store().runs(suite="doubles")[0].status == "finished"
@@ -195,7 +196,7 @@ class TestResuming:
         assert done.code == 0
         assert f"\nretrying 1 trial of doubles@1 ({run.run_id}): the others are stored\n" in done.err
         assert re.search(r"\nretried 1 trial in [\d.]+ m?s\n", done.err)
-        assert re.match(rf"doubles  run {run.run_id}, finished in 120\.\d min\n", done.out)
+        assert re.match(rf"doubles  run {run.run_id}, finished in 120\.\d min: 4 samples", done.out)
         assert [run.number for run in open_store().runs()] == [1]
         assert cli("trials", "doubles", "--failed", "--kind", "task_error").out == ""
 

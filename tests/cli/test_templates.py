@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 
 from fairtrial import open_store
 from tests.cli.conftest import Cli
+from tests.doc_pages import unknown_in
 
 # Trials of each experiment, and what the two experiments come to.
 TEMPLATES: dict[str, tuple[dict[str, int], tuple[float, float]]] = {
     "agent": ({"scored": 39, "task_error": 1}, (0.75, 0.875)),
     "rag": ({"scored": 16}, (0.875, 0.875)),
+    "classification": ({"scored": 40}, (0.625, 0.975)),
+    "code": ({"scored": 24}, (0.625, 0.833)),
     "benchmark": ({"scored": 120}, (0.65, 0.942)),
     "judge": ({"scored": 24}, (0.0, 1.0)),
     "pairwise": ({"scored": 24}, (0.583, 1.0)),
@@ -57,6 +61,22 @@ def test_a_template_runs_and_is_reported(template: str, cli: Cli, place: Path, m
     assert compared.code == 0
     found = [float(part.passed) / sum(outcomes.values()) for part in store.totals(run.run_id)]
     assert found == pytest.approx(rates, abs=0.02)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_says_in_ten_lines_what_to_run_and_what_to_change(template: str, cli: Cli, place: Path) -> None:
+    cli("init", "project", "--template", template)
+    folder = place / "project"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 10
+    assert "fairtrial run" in text
+    assert not unknown_in(re.findall(r"`(fairtrial compare [^`]+)`", text)[0])
+    named = set(re.findall(r"`([\w.]+\.(?:py|jsonl|csv))`", text))
+    assert named >= {path.name for path in folder.glob("[a-z]*.*") if path.name != "pyproject.toml"}
+    code = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    lines = re.findall(r"`(\w+) = ", text) or re.findall(r"lines of `(\w+)`", text)
+    assert lines
+    assert all(re.search(rf"^{name} = ", code, re.MULTILINE) for name in lines)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

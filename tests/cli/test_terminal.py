@@ -42,7 +42,7 @@ def test_ctrl_c_in_tmux_then_the_offered_command_goes_on_and_the_report_is_the_s
 
         before = len(pane.drawn())
         pane.type(offered.removeprefix("resume it with: "))
-        lines = pane.wait("the report", lambda seen: seen[-1] == PROMPT and any("next" in line for line in seen))
+        lines = pane.wait("the report", lambda seen: seen[-1] == PROMPT and any("--full" in line for line in seen))
         bars = [int(number) for number in re.findall(rf"(\d+)/{TRIALS}\b", pane.drawn()[before:])]
         assert bars, "no bar was drawn"
         assert stored <= bars[0] < TRIALS  # It starts where it stopped, not at 0,

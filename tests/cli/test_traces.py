@@ -155,7 +155,10 @@ def test_run_receives_the_spans_of_the_application(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("receiving")
-def test_receiving_does_not_fit_a_fleet_unless_its_suite_has_a_receiver(cli: Cli, place: Path) -> None:
+def test_receiving_does_not_fit_a_fleet_unless_its_suite_has_a_receiver(
+    cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "0.3")
     words = ("run", "app.py", "--mailbox", "redis://127.0.0.1:1")
     assert "cannot be combined with a fleet" in cli(*words).err
     own = APP.replace('tool_called("weather")', 'tool_called("weather"), traces=TraceReceiver(port=0)')

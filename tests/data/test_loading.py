@@ -365,7 +365,10 @@ class TestJsonArrays:
             ('[{"id": "a", "input": 1},]', "not JSON: Expecting value at column 26"),
             ("[", "not JSON: Expecting value at column 2"),
             ("[] x", "not JSON: Extra data at column 4"),
-            ('{"samples": []}', "an array of rows was expected"),
+            (
+                '{"samples": []}',
+                "an array of rows was expected; the file has an object: keep only the array under 'samples'",
+            ),
             ("[NaN]", "NaN is not JSON; write null, or leave the field out"),
         ],
     )

@@ -270,7 +270,7 @@ async def test_a_preference_that_depends_on_the_order_is_a_tie() -> None:
 async def test_a_pairwise_judge_can_compare_with_anything_and_says_when_there_is_nothing() -> None:
     judge = pairwise_judge(prefers("good"), "Better.", other=lambda case: f"good {case.sample.input}")
     assert (await judge.score(Case(Sample("s", "q"), "bad"))).value == 0.0
-    with pytest.raises(NothingToScoreError, match="compares with the right answer"):
+    with pytest.raises(NothingToScoreError, match="the sample has no right answer"):
         await pairwise_judge(prefers("good"), "Better.").score(Case(Sample("s", "q"), "bad"))
     with pytest.raises(NothingToScoreError, match="no other output to compare with"):
         await pairwise_judge(prefers("good"), "Better.", other=lambda case: " ").score(Case(Sample("s", "q"), "bad"))

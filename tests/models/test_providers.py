@@ -384,17 +384,21 @@ def test_a_missing_sdk_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("adapter", ["OpenAIAdapter", "AnthropicAdapter"])
 def test_a_process_that_reached_no_model_ends_without_complaints_about_open_sessions(adapter: str) -> None:
     code = (
+        "import aiohttp, atexit, gc\n"  # What is registered first runs last: it sees what was left open.
+        "sessions = lambda: [each for each in gc.get_objects() if isinstance(each, aiohttp.ClientSession)]\n"
+        "atexit.register(lambda: print('closed', [each.closed for each in sessions()]))\n"
         "from fairtrial import ChatMessage, Dataset, evaluate_sync, exact_match\n"
         f"from fairtrial.models import {adapter} as Adapter\n"
         "from fairtrial.models.limiter import NO_RETRY\n"
+        "adapter = Adapter('m', base_url='http://127.0.0.1:9', api_key='none', retry=NO_RETRY)\n"
         "async def task(text):\n"
-        "    adapter = Adapter('m', base_url='http://127.0.0.1:9', api_key='none', retry=NO_RETRY)\n"
         "    return (await adapter.complete([ChatMessage('user', text)])).output\n"
         "print(evaluate_sync(Dataset.of({'a': 'b'}), task, exact_match).results[0].error)"
     )
     env = {"PYTHONPATH": ":".join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
     assert "could not be reached at http://127.0.0.1:9" in ended.stdout
+    assert ended.stdout.endswith("closed [True]\n")
     assert ended.stderr == ""
 
 

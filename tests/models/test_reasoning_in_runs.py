@@ -197,6 +197,7 @@ EVALUATORS: dict[str, Callable[[], Any]] = {
     "contains": lambda: scoring.contains,
     "exact_match": lambda: scoring.exact_match,
     "fuzzy_match": scoring.fuzzy_match,
+    "json_correctness": lambda: scoring.json_correctness({"not": {"required": ["reasoning"]}}),
     "json_diff": scoring.json_diff,
     "json_schema": lambda: scoring.json_schema({"not": {"required": ["reasoning"]}}),
     "json_subset": lambda: scoring.json_subset,
@@ -205,6 +206,7 @@ EVALUATORS: dict[str, Callable[[], Any]] = {
     "multiple_choice": lambda: scoring.multiple_choice,
     "negate": lambda: scoring.negate(contains),
     "one_of": lambda: scoring.one_of,
+    "pii_leakage": scoring.pii_leakage,
     "rouge": scoring.rouge,
     "slice_contains": lambda: scoring.slice_contains(ChatMessage, lambda message: SECRET in message.text),
     "squad": scoring.squad,
@@ -213,16 +215,20 @@ EVALUATORS: dict[str, Callable[[], Any]] = {
     "tool_call_count": lambda: scoring.tool_call_count("weather"),
     "tool_called": lambda: scoring.tool_called("weather"),
     "tool_calls_match": lambda: scoring.tool_calls_match(["weather"]),
+    "tool_correctness": lambda: scoring.tool_correctness(["weather"]),
     "tool_not_called": lambda: scoring.tool_not_called("weather"),
     "weighted": lambda: scoring.weighted((contains, 1.0)),
     "within_tolerance": lambda: scoring.within_tolerance(0.1),
 }
 JUDGES: dict[str, Callable[[ScriptedAdapter], Any]] = {
+    "answer_correctness": judges_package.answer_correctness,
     "answer_relevance": lambda model: judges_package.answer_relevance(model, model),
+    "bias": judges_package.bias,
     "checklist": lambda model: checklist(model, ["Is it right?"]),
     "context_precision": judges_package.context_precision,
     "context_recall": judges_package.context_recall,
     "faithfulness": judges_package.faithfulness,
+    "hallucination": judges_package.hallucination,
     "label_judge": lambda model: label_judge(model, "Good?", labels=["yes", "no"], passing=["yes"]),
     "llm_judge": lambda model: llm_judge(model, "Good?"),
     "numeric_judge": lambda model: numeric_judge(model, "Good?"),
@@ -231,11 +237,20 @@ JUDGES: dict[str, Callable[[ScriptedAdapter], Any]] = {
     "rubric": lambda model: judges_package.rubric(model, {"Good.": 1}),
     "semantic_similarity": judges_package.semantic_similarity,
     "short_answer_judge": judges_package.short_answer_judge,
+    "summarization": judges_package.summarization,
+    "task_completion": judges_package.task_completion,
+    "toxicity": judges_package.toxicity,
 }
 
 
 def test_every_evaluator_and_judge_is_tried_here() -> None:
-    made = {name for name in scoring.__all__ if name.islower()} - {"evaluator", "extract_choice", "resolve"}
+    made = {name for name in scoring.__all__ if name.islower()} - {
+        "evaluator",
+        "extract_choice",
+        "golden_set",
+        "replay",
+        "resolve",
+    }
     assert set(EVALUATORS) == made
     assert set(JUDGES) == {name for name in judges_package.__all__ if name.islower()} - {
         "check_judge",

@@ -75,7 +75,7 @@ async def test_without_a_retrieval_every_judge_raises_and_asks_nobody(place: int
 
 @pytest.mark.parametrize("place", [1, 2])
 async def test_measures_against_the_right_answer_need_one(place: int) -> None:
-    with pytest.raises(NothingToScoreError, match="compares with the right answer"):
+    with pytest.raises(NothingToScoreError, match="the sample has no right answer"):
         await judges(ScriptedAdapter([]))[place].score(Case(Sample("q1", "When?"), "In 1932.", SESSION))
 
 
@@ -332,7 +332,7 @@ async def test_labels_become_metrics_and_only_correct_passes(label: str) -> None
 async def test_an_empty_answer_is_not_attempted_without_a_call() -> None:
     score = await short_answer_judge(ScriptedAdapter([])).score(Case(QUESTION, ""))
     assert score.metric("not_attempted") == 1.0
-    with pytest.raises(NothingToScoreError, match="the sample has none"):
+    with pytest.raises(NothingToScoreError, match="the sample has no right answer"):
         await short_answer_judge(ScriptedAdapter([])).score(Case(Sample("q", "Who?"), "x"))
 
 

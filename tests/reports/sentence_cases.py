@@ -19,7 +19,7 @@ from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.gate.gate import GateResult, gate_columns
 from fairtrial.reports.plan.plan import PlanRequest, TrialCosts, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
-from fairtrial.reports.render.document import Cell, Conclusion, Document, Heading, Remarks, Table
+from fairtrial.reports.render.document import Cell, Conclusion, Details, Document, Heading, Remarks, Table
 from fairtrial.reports.report.experiment import RunReport
 from fairtrial.store import open_store
 from fairtrial.store.notes import PlanNote, write_notes
@@ -40,8 +40,12 @@ def case(function: Case) -> Case:
 def lines_of(document: Document) -> Iterator[str]:
     """Yield every text of a document, a line for each."""
     yield from (document.title, *document.about)
-    for block in document.blocks:
-        if isinstance(block, Conclusion):
+    blocks = [*document.blocks]
+    while blocks:
+        block = blocks.pop(0)
+        if isinstance(block, Details):
+            blocks = [*block.blocks, *blocks]
+        elif isinstance(block, Conclusion):
             yield f"{block.word}: {block.text}"
         elif isinstance(block, Remarks):
             yield from block.lines
@@ -63,6 +67,7 @@ def shown(record: Any) -> Iterator[str]:
     if isinstance(record, GateResult):
         yield from (check.reason for check in record.checks)
     if isinstance(record, RunReport):
+        yield from lines_of(record.in_detail().document(0))
         for figures in (part.figures for part in record.parts):
             yield from (
                 text or "" for one in (*figures.estimates, *figures.per_trial) for text in (one.note, one.method)

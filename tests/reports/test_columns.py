@@ -241,7 +241,14 @@ class TestEstimates:
 
 
 def test_only_these_records_can_be_changed() -> None:
-    assert changeable("reports") == {"AdjustedDifference", "CollectedLabels", "SampleArrays", "_Key", "_Metric"}
+    assert changeable("reports") == {
+        "AdjustedDifference",
+        "CollectedLabels",
+        "SampleArrays",
+        "_Group",
+        "_Key",
+        "_Metric",
+    }
 
 
 # Details of columns and of what is computed from them, each by itself.

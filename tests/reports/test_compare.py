@@ -544,8 +544,12 @@ class TestRecords:
 
 class TestFewScoredPairs:
     def test_a_verdict_without_pairs_scored_on_both_sides_is_said_to_rest_on_errors(self) -> None:
-        for candidate, verdict in (("task_error", "no detectable difference"), (1.0, "better")):
-            found = one(two(["task_error"] * 20, [candidate] * 20), metrics="passed")["terse"]
+        half: list[Trial] = [0.0] * 10 + ["task_error"] * 10  # One side scored or the other, never both.
+        for baseline, candidate, verdict in (
+            (half, half[::-1], "no detectable difference"),
+            (["task_error"] * 20, [1.0] * 20, "better"),
+        ):
+            found = one(two(baseline, candidate), metrics="passed")["terse"]
             assert found["passed"].verdict == verdict
             assert (
                 f"passed: {verdict} with task errors and timeouts as failures; no pair is scored on both sides."

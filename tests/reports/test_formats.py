@@ -20,6 +20,7 @@ from fairtrial.reports.render import plots
 from fairtrial.reports.render.document import Bar
 from fairtrial.reports.render.html import POLICY, SCRIPT
 from fairtrial.reports.report.run_json import listed_run, report_run, totals_record
+from fairtrial.store.notes import write_notes
 from fairtrial.trials import EvalResult, TrialKey
 from tests.reports.browser import Browser
 from tests.reports.build import stored
@@ -180,13 +181,20 @@ def test_a_page_has_the_plots_the_figures_and_the_trials_to_read() -> None:
 
     page = made_report(trial).to_html()
     found = read(page)
-    assert found.text.count("66.7%") >= 2
-    assert "29.9% to 92.5%" in found.text
-    assert [attributes.get("role") for tag, attributes in found.tags if tag == "svg"].count("img") == 2
+    assert found.text.count("66.7%") == found.text.count("29.9% to 92.5%") == 1
+    assert [attributes.get("role") for tag, attributes in found.tags if tag == "svg"].count("img") == 1
     assert "Trials: errors first" in found.text
     results = [attributes["data-result"] for tag, attributes in found.tags if "data-result" in attributes]
     assert results == ["task error", *["failed"] * 3, *["passed"] * 6]
     assert "ValueError: no" in found.text
+
+
+def test_a_page_folds_the_details_and_no_warning() -> None:
+    page = made_report(lambda *_: PASS, notes=write_notes(stopped="the budget was used up")).to_html()
+    before, folded = page.split('<details class="more"><summary>Details</summary>')
+    assert "ended early: the budget was used up" in before
+    assert "task errors" not in before
+    assert "task errors" in folded
 
 
 def test_many_failures_are_capped_and_their_number_is_stated() -> None:

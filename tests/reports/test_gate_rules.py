@@ -119,15 +119,15 @@ class TestRules:
         [
             ({"min_passrate": 0.8}, "have no 'min_passrate'; did you mean min_pass_rate?"),
             ({"zzz": 1}, "have no 'zzz'; there are min_pass_rate"),
-            ({"min_pass_rate": 80}, "min_pass_rate must be between 0 and 1, such as 0.8 (got 80)"),
-            ({"margin": True}, "margin must be between 0 and 1, such as 0.8 (got True)"),
+            ({"min_pass_rate": 80}, "min_pass_rate must be between 0 and 1, such as 0.8, for 80% (got 80)"),
+            ({"margin": True}, "margin must be between 0 and 1, such as 0.02, for two points (got True)"),
             ({"margins": {"value": -0.1}}, "margins.value must be a number of at least 0 (got -0.1)"),
             ({"floors": {"value": "high"}}, "floors.value must be a number (got 'high')"),
             ({"floors": 0.8}, "floors must be a table of metric names and numbers (got 0.8)"),
             ({"min_pass_rate": 0.8, "floors": {"passed": 0.9}}, "min_pass_rate and floors.passed say the same thing"),
             ({"max_missing_share": 5}, "max_missing_share must be between 0 and 1 (got 5)"),
             ({"alpha": 0}, "alpha must be between 0 and 1, such as 0.05 (got 0)"),
-            ({"max_missing": 2}, "max_missing must be between 0 and 1, such as 0.8 (got 2)"),
+            ({"max_missing": 2}, "max_missing must be between 0 and 1, such as 0.05, for 5% (got 2)"),
             ({"bounds": {"f1": [1, 0]}}, "bounds.f1 must be a range such as [0, 1] (got [1, 0])"),
             ({"bounds": 3}, "bounds must be a table of metric names and ranges (got 3)"),
             ({"spend_alpha": 1}, "spend_alpha must be true or false (got 1)"),
@@ -178,7 +178,7 @@ class TestRecords:
         report = stored([*ended, *[1.0] * 90, *[0.0] * 5])
         said = " ".join(gate(report, {"min_pass_rate": 0.5}).warnings)
         assert said.startswith("2 trials have scorer errors or are dead letters. Whether they would have passed is not")
-        assert 'The report shows the pass rate of scored trials, and under "with errors as failures"' in said
+        assert 'The report shows the pass rate of scored trials, and under "errors as failures"' in said
         assert gate(report, {"ceilings": {"latency_ms": 1e9}}).warnings == ()
         assert gate(stored([1.0] * 100), {"min_pass_rate": 0.5}).warnings == ()
 

@@ -198,6 +198,11 @@ OTHERS = {
     "{} plain samples": "a cell of the table of a history",
     "By the history of {}": "the heading of that table",
     "The history is not used{}. {}": "in tests/reports/test_figures.py",
+    " p-values are adjusted for {} tests.": "in tests/reports/test_answer.py",
+    "All failures differ from the expected value by type only, such as {} from {}: convert the output in the task, or "
+    "the values of the dataset.": "in tests/first_hour/mistakes/datasets.py",
+    "golden set  {}{}": "the heading of a golden set",
+    "{} agrees with {} of {}{}.": "in tests/cli/test_decide.py",
 }
 """Templates that are no sentences about figures, with the reason."""
 

@@ -283,9 +283,10 @@ class TestRuns:
         assert note["pair"]["e_value"] >= 20
         assert report.not_run > 900
         assert report["terse"].adaptive == note["experiments"]["terse"]
-        text = " ".join(str(report).split())
-        assert "The run stopped by its own rule: the figures are those of the first" in text
-        assert "these wider intervals replace the usual ones" in text
+        text = " ".join(str(report.in_detail()).split())
+        for shown in (text, " ".join(str(report).split())):
+            assert "The run stopped by its own rule: the figures are those of the first" in shown
+            assert "Because the run watched its own results, the intervals are wider than usual." in shown
         assert "terse is better than baseline: +" in text
         assert "chance alone does this in at most 1 run of" in text
         assert "0 losses" in text
@@ -313,7 +314,9 @@ class TestRuns:
         found = compare(report["baseline"], report["terse"], metrics=["value"])["terse"]["value"]
         assert (found.verdict, found.n) == ("better", expected.looked_at)
         assert found.low == pytest.approx(note["pair"]["low"])
-        assert f"terse is better than baseline: +{note['pair']['estimate']:.3f} (" in " ".join(str(report).split())
+        assert f"terse is better than baseline: +{note['pair']['estimate']:.3f} (" in " ".join(
+            str(report.in_detail()).split()
+        )
 
     async def test_a_missing_repeat_is_taken_at_its_worst(self) -> None:
         adaptive = Adaptive(replace(DECIDE, every=1), replace(plan(1, "baseline", "terse"), repeats=2))

@@ -183,7 +183,7 @@ async def test_prices_that_are_given_make_the_cap_count(caplog: pytest.LogCaptur
 )
 async def test_reports_show_task_and_judge_cost_apart_and_unknown_as_unknown(evaluator: Any, shown: list[str]) -> None:
     report = await run(suite(same, evaluator))
-    texts = (str(report), report.to_markdown().replace("\\", ""), report.to_html())
+    texts = (str(report.in_detail()), report.to_markdown().replace("\\", ""), report.to_html())
     for part in shown:
         assert all(word in text for text in texts for word in part.split("\n"))
     assert all("judge" in text for text in texts[:1]) is (evaluator is not exact_match)
@@ -195,7 +195,7 @@ async def test_reports_say_how_many_answers_came_from_the_cache(tmp_path: Any) -
         for hits, cost in ((0, 5.0), (10, 0.0)):  # All samples ask the same, and each gets an answer of its own.
             report = await run(suite(prompt_task(ASK, adapter), exact_match))
             assert (report.cache_hits, report.cost_usd) == (hits, cost)
-            assert (f"{hits} calls" in str(report)) is (hits > 0)
+            assert (f"{hits} calls" in str(report.in_detail())) is (hits > 0)
             facts: Any = report.to_json()
             (part,) = facts["experiments"]
             assert (part["cache_hits"], part["unpriced_calls"], part["judge_cost_usd"]) == (hits, 0, None)

@@ -130,7 +130,7 @@ def test_stores_rescoring_and_exports_keep_it(
     suite = EvalSuite("s", Dataset(ALL, name="d"), fn, exact_match)
     report = suite.run_sync(store=store)
     assert outcomes(report) == SCORES
-    assert "the sample has none" in next(result.error for result in report.results if result.error)
+    assert "the sample has no expected value" in next(result.error for result in report.results if result.error)
     assert [result.sample for result in report.results] == list(ALL)
     assert outcomes(suite.rescore_sync(report.run_id, store=store)) == SCORES
     assert outcomes(suite.run_sync(store=store, resume=report.run_id)) == SCORES

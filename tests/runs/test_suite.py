@@ -107,9 +107,11 @@ async def test_a_report_of_a_task_that_always_raises_names_the_error_and_its_lin
         return given.no_such_attribute  # type: ignore[attr-defined,no-any-return]
 
     line = broken.__code__.co_firstlineno + 1
-    text = str(await evaluate(doubles(30), broken, exact_match, EvalConfig(max_same_errors=0)))
+    report = await evaluate(doubles(30), broken, exact_match, EvalConfig(max_same_errors=0))
+    text = str(report.in_detail())
     error = f"30 x AttributeError: 'int' object has no attribute 'no_such_attribute' (test_suite.py:{line} in broken)"
     assert error in " ".join(text.split())
+    assert f"30 x task error: test_suite.py:{line}: AttributeError: 'int' object has no" in str(report)
     assert "no samples" not in text
 
 
@@ -132,13 +134,18 @@ async def test_a_run_warns_once_when_the_first_trials_all_end_in_the_same_error(
         assert said[0].endswith("run it again with --resume errors (resume='errors')")
 
 
-async def test_a_warning_of_equal_scorer_errors_recommends_rescoring(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_warning_of_equal_scorer_errors_recommends_rescoring_what_is_stored(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, kept: bool
+) -> None:
     def broken(output: int, expected: int) -> bool:
         raise ValueError("no")
 
-    await evaluate(doubles(20), lambda given: given, broken, EvalConfig(max_concurrent=1))
+    config, where = EvalConfig(max_concurrent=1), f"{tmp_path}/runs.db" if kept else "memory:"
+    await EvalSuite("s", doubles(20), lambda given: given, broken, config=config).run(store=where)
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "fix the evaluator, then use `fairtrial rescore`" in said
+    assert ("fix the evaluator, then use `fairtrial rescore`" in said) is kept
+    assert ("fix the evaluator, and run it again" in said) is not kept
 
 
 async def test_with_no_scored_trial_every_rate_is_undefined() -> None:

@@ -18,6 +18,7 @@ from fairtrial.errors import NothingToScoreError
 from fairtrial.scoring import (
     all_tools_succeeded,
     fuzzy_match,
+    json_correctness,
     json_schema,
     json_subset,
     one_of,
@@ -26,6 +27,7 @@ from fairtrial.scoring import (
     token_usage_under,
     tool_call_count,
     tool_calls_match,
+    tool_correctness,
     tool_not_called,
     within_tolerance,
 )
@@ -410,3 +412,66 @@ class TestToolCalls:
         assert free == (2 * common / (len(wanted) + len(made)) if wanted or made else 1.0)
         for order in ("exact", "in_order", "any_order"):
             assert f1(wanted, made, order) == f1(made, wanted, order)
+
+
+class TestByName:
+    @pytest.mark.parametrize(
+        ("calls", "made", "passed"),
+        [
+            (["book", "pay"], ["pay", "book"], True),
+            (["book", "pay"], ["book"], False),
+            (["book"], ["book", "pay"], True),
+            ([], [], True),
+            ([], ["book"], False),
+        ],
+    )
+    def test_tool_correctness_asks_for_the_expected_tools(
+        self, calls: list[str], made: list[str], passed: bool
+    ) -> None:
+        session = session_of(ChatMessage("user", "go"), *(ToolInvoked(name, {"n": 1}) for name in made))
+        assert tool_correctness()("done", calls, session).passed is passed
+        assert tool_correctness(calls)("done", None, session).passed is passed
+
+    def test_tool_correctness_compares_order_and_arguments_as_it_is_told(self) -> None:
+        session = session_of(ToolInvoked("pay", {"sum": 3, "to": "Ann"}), ToolInvoked("book", {}))
+        assert tool_correctness([{"name": "pay", "arguments": {"sum": 3}}])("done", None, session).passed
+        assert not tool_correctness([{"name": "pay", "arguments": {"sum": 4}}])("done", None, session).passed
+        some = [{"name": "pay", "arguments": {"sum": 3}}]
+        assert not tool_correctness(some, arguments="exact")("done", None, session).passed
+        assert not tool_correctness(["book", "pay"], order="in_order")("done", None, session).passed
+        assert not tool_correctness(["book"], allow_extra=False)("done", None, session).passed
+
+    def test_tool_correctness_of_a_trial_that_recorded_nothing_is_an_error(self) -> None:
+        with pytest.raises(NothingToScoreError, match="nothing was recorded"):
+            tool_correctness([])("done", None, session_of())
+        with pytest.raises(NothingToScoreError, match="the expected tools are None"):
+            tool_correctness()("done", None, session_of(ToolInvoked("book")))
+
+    @pytest.mark.parametrize(
+        ("output", "passed"),
+        [
+            ('{"city": "Rome", "people": 3}', True),
+            ({"city": "Rome", "people": 3}, True),
+            ('{"city": "Rome"}', False),
+            ('{"city": "Rome", "people": "3"}', False),
+            ('```json\n{"city": "Rome", "people": 3}\n```', False),
+            ("Three in Rome.", False),
+            ("", False),
+        ],
+    )
+    def test_json_correctness_takes_a_schema_a_type_or_the_expected_value(self, output: Any, passed: bool) -> None:
+        schema = {
+            "type": "object",
+            "required": ["city", "people"],
+            "properties": {"city": {"type": "string"}, "people": {"type": "integer"}},
+        }
+        assert json_correctness(schema)(output, None).passed is passed
+        assert json_correctness(Answer)(output, None).passed is passed
+        assert json_correctness()(output, schema).passed is passed
+
+    def test_json_correctness_without_a_schema_is_an_error(self) -> None:
+        with pytest.raises(TypeError, match="must be a JSON Schema"):
+            json_correctness()("{}", None)
+        with pytest.raises(ConfigurationError, match="invalid schema"):
+            json_correctness({"type": "nothing"})
+        assert json_correctness({})("[1, 2]", None).passed

@@ -454,7 +454,7 @@ def test_a_subclass_of_score_is_a_score() -> None:
 @pytest.mark.parametrize(
     ("result", "error", "words"),
     [
-        (None, TypeError, "returned NoneType; return a Score"),
+        (None, TypeError, "returned None; return a Score"),
         ("good", TypeError, "returned str"),
         ([1.0], TypeError, "must contain only Score objects"),
         ([], TypeError, "no score at all"),

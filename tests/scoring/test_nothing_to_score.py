@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def _judge(reply: Any) -> ScriptedAdapter:
     return ScriptedAdapter(say, embedding=embed)
 
 
+METRICS = {
+    "answer_correctness": "correct",
+    "hallucination": "grounded",
+    "toxicity": "respectful",
+    "bias": "fair",
+    "summarization": "good",
+    "task_completion": "completed",
+}
+
+
+def _metric(name: str, label: str) -> Any:
+    return getattr(fairtrial.models.judges, name)(_judge({"reason": "r", "label": label}))
+
+
 # The evaluator, the right expected value and an output that passes.
 MADE: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "exact_match": (lambda: exact_match, "yes", "yes"),
@@ -87,6 +102,13 @@ MADE: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "token_usage_under": (lambda: fairtrial.scoring.token_usage_under(9), "any", "yes"),
     "slice_contains": (lambda: fairtrial.scoring.slice_contains(Retrieved, lambda event: True), "any", "yes"),
     "tool_calls_match": (lambda: fairtrial.scoring.tool_calls_match(), ["search"], "yes"),
+    "tool_correctness": (lambda: fairtrial.scoring.tool_correctness(), ["search"], "yes"),
+    "json_correctness": (
+        lambda: fairtrial.scoring.json_correctness(),
+        {"type": "object", "required": ["a"]},
+        {"a": 1},
+    ),
+    "pii_leakage": (lambda: fairtrial.scoring.pii_leakage(), "any", "yes"),
     "tool_schema_accuracy": (lambda: tool_schema_accuracy([search]), "any", "yes"),
     "runs_tests": (lambda: runs_tests(), "assert x == 1", "x = 1"),
     "llm_judge": (lambda: fairtrial.llm_judge(_judge({"reason": "r", "rating": "good"}), "Good."), "yes", "yes"),
@@ -139,6 +161,7 @@ MADE: dict[str, tuple[Callable[[], Any], Any, Any]] = {
         "yes",
     ),
     "context_recall": (lambda: fairtrial.models.judges.context_recall(_judge(CLAIMS)), "yes", "yes"),
+    **{name: (partial(_metric, name, label), "yes", "yes") for name, label in METRICS.items()},
 }
 
 
@@ -245,6 +268,7 @@ def test_evaluators_that_compute_little_are_called_on_the_event_loop_and_slow_on
         "exact_match", "contains", "one_of", "matches", "fuzzy_match", "within_tolerance", "json_subset", "json_schema",
         "json_diff", "multiple_choice", "squad", "tool_called", "tool_not_called", "tool_call_count",
         "all_tools_succeeded", "token_usage_under", "slice_contains", "tool_calls_match", "tool_schema_accuracy",
+        "tool_correctness", "json_correctness", "pii_leakage",
     }  # fmt: skip
     assert {name for name, mark in marks.items() if mark.isolate} == {"math_equal"}
 
@@ -252,7 +276,8 @@ def test_evaluators_that_compute_little_are_called_on_the_event_loop_and_slow_on
 def test_evaluators_that_compare_with_the_expected_value_say_so() -> None:
     assert {name for name, (make, _, _) in MADE.items() if resolve(make()).needs_expected} == {
         "bleu", "chrf", "contains", "exact_match", "fuzzy_match", "json_diff", "json_subset", "matches", "math_equal",
-        "multiple_choice", "one_of", "rouge", "squad", "tool_calls_match", "within_tolerance",
+        "multiple_choice", "one_of", "rouge", "squad", "tool_calls_match", "within_tolerance", "tool_correctness",
+        "json_correctness",
     }  # fmt: skip
     assert not marks_of(fairtrial.matches("x")).needs_expected
     assert not resolve(fairtrial.scoring.tool_calls_match(["search"])).needs_expected
@@ -267,7 +292,7 @@ def test_every_evaluator_gives_what_the_documentation_says(name: str) -> None:
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_combination_has_no_score_if_a_member_has_none(name: str) -> None:
     sample: Sample[Any, Any] = Sample("s", "q")
-    with pytest.raises(NothingToScoreError, match="the sample has none"):
+    with pytest.raises(NothingToScoreError, match="the sample has no expected value"):
         anyio.run(resolve(COMBINATIONS[name](exact_match)).score, Case(sample, "yes", Session()))
     anyio.run(resolve(COMBINATIONS[name](exact_match)).score, Case(Sample("s", "q", None), "yes", Session()))
 
@@ -285,7 +310,7 @@ def test_an_empty_retrieval_fails_and_a_missing_one_is_not_scored() -> None:
 @pytest.mark.parametrize("given", [None, "", "  "])
 def test_relevance_to_no_input_is_not_scored(given: Any) -> None:
     judge = fairtrial.models.judges.answer_relevance(_judge({"questions": ["q?"], "evasive": "no"}), _judge(None))
-    with pytest.raises(NothingToScoreError, match="compares with the input"):
+    with pytest.raises(NothingToScoreError, match="the sample has no input"):
         anyio.run(judge.score, Case(Sample("s", given), "yes"))
 
 
@@ -323,12 +348,13 @@ def test_answers_without_claims_are_counted_by_reason_and_missing_in_gates(tmp_p
     report = suite.run_sync(store=store)
     assert dict(report.errors) == {"scorer_error": 10}
     assert (report.pass_rate, report.pass_rate_all) == (1.0, 0.75)
-    reason = "NothingToScoreError: judge 'faithfulness' found no statement in the output, so there is no share"
-    assert f"10 x {reason}" in " ".join(str(report).split())
+    assert "10 x scorer error: NothingToScoreError: judge 'faithfulness' found no statement" in str(report)
     document: Any = report.to_json()
     assert document["experiments"][0]["trials"]["scorer_error"] == 10
     assert not gate(report, {"min_pass_rate": 0.9}).passed
-    assert next(result for result in report.results if not result.success).score is None
+    missing = next(result for result in report.results if not result.success)
+    assert missing.score is None
+    assert "found no statement in the output, so there is no share" in str(missing.error)
 
 
 def test_a_reward_of_an_answer_without_a_reference_is_none() -> None:

@@ -283,7 +283,7 @@ class TestVersions:
         store = SqlStore.sqlite(tmp_path / "runs.db", read_only=True)
         try:
             assert store.runs() == []
-            with pytest.raises(StoreError, match="readonly"):
+            with pytest.raises(StoreError, match="is read-only here"):
                 store.create_run(run_record())
         finally:
             store.close()

@@ -271,7 +271,7 @@ HOSTILE_EVALUATORS: list[tuple[Evaluator, str]] = [
     (evaluator_hangs_in_thread, "scoring did not finish within 0.2 s"),
     (evaluator_holds_the_interpreter, "scoring did not finish within 0.2 s"),
     (evaluator_returns_nan, "finite"),
-    (evaluator_returns_nothing, "returned NoneType"),
+    (evaluator_returns_nothing, "returned None;"),
     (all_of(exact_match, evaluator_raises), "KeyError"),
 ]
 

@@ -142,7 +142,7 @@ def support_samples(size: int = SAMPLES) -> dict[int, Sample[Any, Any]]:
 
 def add_support_runs(store: RunStore) -> None:
     for number in (1, 2):
-        run = store.create_run(record(f"support-run-{number}"))
+        run = store.create_run(record(f"support-run-{number}", tags={"branch": "main", "build": str(number)}))
         store.commit(run.run_id, [trial(run, ordinal) for ordinal in range(run.planned)], support_samples())
         store.update_run(run.run_id, status="finished", finished_at=1000.0 + 10 * number)
 

@@ -28,6 +28,7 @@ PAGES = {
     "error": "support@2/t/baseline/q09",
     "compare": "compare?a=support@2:baseline&b=support@2:careful",
     "pair": "compare/sample?a=support@2:baseline&b=support@2:careful&id=q03",
+    "matrix": "matrix?c=support@2&c=support@1&show=differ",
     "history": "history?suite=support",
     "running": "endless@1",
     "missing": "nothing@1",
@@ -70,7 +71,7 @@ def reviewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (320, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (320, "light"), (390, "dark")])
 def test_no_page_violates_a_rule_of_axe(reviewed: Viewed, browser: Browser, width: int, scheme: Any) -> None:
     # The policy of the pages would refuse axe itself.
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)

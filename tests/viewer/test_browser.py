@@ -22,6 +22,7 @@ PAGES = {
     "trial": "support@2/t/baseline/q15",
     "compare": "compare?a=support@2:baseline&b=support@2:careful",
     "pair": "compare/sample?a=support@2:baseline&b=support@2:careful&id=q03",
+    "matrix": "matrix?c=support@2&c=support@1&show=differ",
     "history": "history?suite=support",
     "running": "endless@1",
     "missing": "nothing@1",
@@ -206,7 +207,7 @@ def test_find_and_anchors_work_in_a_transcript_of_thousands_of_messages(watched:
 def test_attacks_in_every_text_execute_nothing_and_fetch_nothing(watched: Watched) -> None:
     run = watched.viewed.store.get_run("hostile-run")
     name, (first, second) = segment(run.name), run.experiments
-    pages = ["", name, f"{name}/trials", f"{name}/trials?q=script&sort=-score"]
+    pages = ["", name, f"matrix?c={name}", f"{name}/trials", f"{name}/trials?q=script&sort=-score"]
     for place, text in enumerate(HOSTILE):
         pages += [
             f"{name}/t/{segment(second)}/{segment(f'{place}/{text}')}?form={form}&invisible=1"
@@ -306,3 +307,71 @@ def test_a_rebound_name_is_not_answered_and_a_link_from_elsewhere_is(
     watched.page.evaluate("address => { location.href = address }", viewed.base + "support@2")
     watched.page.wait_for_url("**/support@2")
     assert watched.page.locator("h1").inner_text() == "support@2"
+
+
+def test_keys_move_through_the_matrix_and_a_choice_shows_its_rows(watched: Watched) -> None:
+    page = watched.open("matrix?c=support@2")
+    page.get_by_label("show").select_option("worse")
+    page.wait_for_url("**show=worse**")
+    assert page.locator("tbody tr").count() == 5
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert "q10" in page.locator(".here").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/t/baseline/q10?**")
+    page.go_back()
+    page.get_by_text("Columns (2)").click()
+    page.get_by_label("support@1:careful", exact=True).check()
+    page.wait_for_url("**c=support%401%3Acareful**")
+    assert page.locator("thead th").count() == 4
+    page.get_by_label("compare support@1:careful with the first column").click()
+    page.wait_for_url("**/compare?a=support%402%3Abaseline&b=support%401%3Acareful")
+    page.get_by_role("link", name="all samples side by side").click()
+    page.wait_for_url("**/matrix?c=support%402%3Abaseline&c=support%401%3Acareful")
+    watched.open("matrix?c=support@2")
+    page.keyboard.press("]")
+    page.wait_for_url("**from=25**")
+    assert watched.problems == []
+
+
+def test_the_matrix_is_read_filtered_and_reached_without_scripts(viewed: Viewed, browser: Browser) -> None:
+    made = Watched(viewed, browser, java_script_enabled=False)
+    page = made.open("?suite=support")
+    page.locator("select[name=a]").select_option("support@1:careful")
+    page.locator("select[name=b]").select_option("support@2:baseline")
+    page.get_by_role("button", name="Side by side").click()
+    assert page.locator("thead .who").all_inner_texts() == ["careful", "baseline"]
+    page.get_by_label("show").select_option("better")
+    page.get_by_label("search").fill("Order 10")
+    page.get_by_role("button", name="Show").click()
+    assert page.locator("tbody a.main").all_inner_texts() == ["q10"]
+    made.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 899])
+def test_a_phone_shows_the_filter_line_first_then_input_and_output(
+    viewed: Viewed, browser: Browser, width: int
+) -> None:
+    made = Watched(viewed, browser, viewport={"width": width, "height": 844})
+    page = made.open("support@2/trials?outcome=failed")
+    summary, first = page.get_by_text("Filter and search"), page.locator("tbody tr").first
+    assert summary.bounding_box()["y"] < first.bounding_box()["y"] < 500  # type: ignore[index]
+    assert page.get_by_label("search all texts").is_hidden()
+    for text in ("Where is order 0?", "Order 0 was never seen"):
+        box = first.get_by_text(text).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    summary.click()
+    page.locator("input[name=e][value=careful]").click()
+    page.wait_for_url("**e=careful**")
+    assert page.locator("tbody tr").count() == 8
+    page = made.open("matrix?c=support@2")
+    assert page.locator("tbody td .who").first.is_visible()
+    made.context.close()
+
+
+def test_a_wide_window_has_its_filters_unfolded(watched: Watched) -> None:
+    page = watched.open("support@2/trials")
+    assert page.get_by_label("search all texts").is_visible()
+    assert page.get_by_text("Filter and search").is_hidden()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ChatMessage, EvalReport, EvalResult, Sample, Score, TrialKey, compare, open_store
+from fairtrial import ChatMessage, EvalReport, EvalResult, Sample, Score, TokenUsage, TrialKey, compare, open_store
 from fairtrial.viewer.access import HEADERS
 from fairtrial.viewer.app import routes
 from fairtrial.viewer.pages.context import Viewer
@@ -65,7 +65,7 @@ def test_every_route_is_behind_the_guard(viewed: Viewed) -> None:
             answer = viewed.get(filled, method=method, Cookie=reviewer, **headers)
             if answer.text != "this session is for reviews only\n":
                 open_to_reviewers.append((method, filled))
-    assert len(paths) == len(set(paths)) == 27
+    assert len(paths) == len(set(paths)) == 28
     assert open_to_reviewers == [
         ("GET", "review"), ("GET", "review/x"), ("GET", "review/x/blob/x"), ("GET", "static/x/x"), ("POST", "review/x"),
     ]  # fmt: skip
@@ -103,6 +103,62 @@ def test_runs_are_listed_with_rates_and_progress(viewed: Viewed) -> None:
     assert ">support@1</a>" in only
     assert ">endless@1</a>" not in only
     assert "finished" not in plain(viewed.get("?status=running").text).replace("all running finished interrupted", "")
+
+
+def test_runs_are_filtered_by_their_tags(viewed: Viewed) -> None:
+    text = viewed.get().text
+    assert '<a href="./?tag=build%3D2" aria-label="only runs with the tag build=2">build=2</a>' in text
+    assert '<option value="build=1">' in text
+    only = viewed.get("?tag=build%3D2").text
+    assert (">support@2</a>" in only, ">support@1</a>" in only) == (True, False)
+    assert '<option value="build=2" selected>' in only
+    both = viewed.get("?tag=branch%3Dmain&suite=support").text
+    assert all(f">support@{number}</a>" in both for number in (1, 2))
+    nothing = viewed.get("?tag=branch%3Dgone").text
+    assert "No runs here with this filter" in nothing
+    assert '<option value="branch=gone" selected>' in nothing
+    assert HOSTILE[0] not in text
+
+
+def test_two_experiments_are_chosen_by_name(viewed: Viewed) -> None:
+    text = viewed.get("?suite=support").text
+    form = text.partition('aria-label="compare two experiments"')[2].partition("</form>")[0]
+    assert plain(form).count("baseline") >= 3
+    assert re.findall(r"<label>(\w+) <select name=\"(\w)\">", form) == [("baseline", "a"), ("candidate", "b")]
+    assert re.findall(r'value="([^"]+)" selected', form) == ["support@2:baseline", "support@2:careful"]
+    assert 'value="support@1:careful"' in form
+    assert '<button formaction="./matrix">Side by side</button>' in form
+    assert 'type="radio"' not in text
+    shown = viewed.get("compare?a=support@1:careful&b=support@2:careful").text
+    assert "support@2:careful" in shown
+    single = viewed.get("?suite=long").text
+    assert re.findall(r'value="([^"]+)" selected', single)[-2:] == ["long@1:baseline", "long@1:baseline"]
+
+
+def test_tokens_without_a_price_cost_an_unknown_amount(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "runs.db")
+    run = store.create_run(record("unpriced", size=1, experiments=("baseline",)))
+    result = EvalResult(
+        key=TrialKey(run.run_id, "baseline", "q00", 0), ordinal=0, outcome="scored", score=Score(1.0), output="x",
+        usage=TokenUsage(30, 20), unpriced_calls=1, execution=1,
+    )  # fmt: skip
+    store.commit(run.run_id, [result], {0: Sample("q00", "x", None, {})})
+    store.update_run(run.run_id, status="finished", finished_at=1010.0)
+    server, thread = start_server(tmp_path / "runs.db")
+    made = Viewed(server, store, open_session(server))
+    row = made.get().text.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert plain(row).endswith("50 unknown")
+    assert "cost unknown" in plain(made.get("support@1/t/baseline/q00").text)
+    server.stop()
+    thread.join(60)
+    store.close()
+
+
+def test_a_wrong_address_is_a_page_with_a_way_back(viewed: Viewed) -> None:
+    for path in ("no/such/page/here", "support@2/nothing"):
+        answer = viewed.get(path, Accept="text/html")
+        assert answer.status == 404
+        assert re.search(r'<a href="[./]+">All runs</a>', answer.text), path
 
 
 def test_a_report_has_the_figures_of_the_command_line(viewed: Viewed) -> None:

@@ -47,7 +47,8 @@ def check(watched: Watched, path: str) -> str:
         """() => ({
           protocols: [...new Set([...document.querySelectorAll("a")].map((link) => link.protocol))],
           handlers: [...document.querySelectorAll("*")].filter((one) =>
-            [...one.attributes].some((name) => /^on|^srcdoc|^formaction|^style/i.test(name.name))).length,
+            [...one.attributes].some((name) => /^on|^srcdoc|^style/i.test(name.name)) ||
+            (one.hasAttribute("formaction") && !one.formAction.startsWith(location.origin))).length,
           scripts: [...document.scripts].filter((one) => !one.src.startsWith(location.origin) || one.text).length,
           forms: [...document.forms].filter((one) => !one.action.startsWith(location.origin)).length,
           autofocus: document.querySelectorAll("[autofocus]").length,
@@ -73,6 +74,7 @@ def test_every_text_field_holds_every_payload_and_none_has_an_effect(attacked: V
         f"{name}/review", f"{name}/review/{segment(review.name)}", f"review/{code}?transcript=1",
         f"{name}/calibration?early=1", "review",
         f"compare?a={segment(segment(run.name))}%3A{first}&b={segment(segment(run.name))}%3A{second}",
+        f"matrix?c={segment(segment(run.name))}",
     ]  # fmt: skip
     pages += [f"{name}/t/{second}/{sample}?form={form}&invisible=1&whole=1" for form in ("text", "markdown", "raw")]
     pages += [f"{name}/t/{first}/{sample}?lane={lane}" for lane in ("judge", "other")]

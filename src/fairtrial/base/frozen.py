@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import FrozenInstanceError, fields
+from difflib import get_close_matches
 from functools import wraps
+from inspect import signature
 from typing import Any, Never, Self
 
 type JSON = bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None
@@ -67,18 +69,30 @@ EMPTY: FrozenDict[str, Any] = FrozenDict()
 
 
 def first_is[T: type](*kinds: type) -> Callable[[T], T]:
-    """Let a dataclass refuse a first field of another type: fields in a wrong order must not mean something else."""
+    """Let a dataclass refuse a first field of another type: fields in a wrong order must not mean something else.
+
+    A field that it does not have is answered with the nearest one.
+    """
 
     def checked(record: T) -> T:
-        name = next(one.name for one in fields(record) if one.init and not one.kw_only)
         make = record.__init__  # type: ignore[misc]
+        names = list(signature(make).parameters)[1:]
+        name = next((one.name for one in fields(record) if one.init and not one.kw_only), "")
 
         @wraps(make)
         def init(self: Any, *args: Any, **named: Any) -> None:
-            if args and not isinstance(args[0], kinds):
+            if args and kinds and not isinstance(args[0], kinds):
                 expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise TypeError(f"{name} of {record.__name__} must be {expected} (got {args[0]!r})")
-            make(self, *args, **named)
+            try:
+                make(self, *args, **named)
+            except TypeError:
+                unknown = next((one for one in named if one not in names), None)
+                if unknown is None:
+                    raise
+                near = get_close_matches(unknown, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+                raise TypeError(f"{record.__name__} has no {unknown!r}; {hint}") from None
 
         record.__init__ = init  # type: ignore[misc]
         return record

@@ -9,11 +9,19 @@ __all__ = ["main"]
 
 def main(program: Callable[..., int] | None = None) -> None:
     """The console script, or a function that is a program of its own."""
+    import atexit
+    import signal
     import sys
 
-    from fairtrial.cli.app import invoke
-    from fairtrial.cli.screen import make_printable
+    try:
+        from fairtrial.cli.app import invoke
+        from fairtrial.cli.screen import make_printable
 
-    make_printable(sys.stdout)
-    make_printable(sys.stderr)
-    sys.exit(invoke(sys.argv[1:], program))
+        make_printable(sys.stdout)
+        make_printable(sys.stderr)
+        code = invoke(sys.argv[1:], program)
+    except KeyboardInterrupt:  # While modules are imported.
+        code = 130
+    # Registered last, so it comes first: another Ctrl-C must not interrupt what closes stores and connections.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)

@@ -124,7 +124,7 @@ def suite_of(adhoc_options: AdHocOptions) -> EvalSuite:
         example = "--column input=question --column expected=answer"
         raise UserError(what, remedy.replace(COLUMNS_EXAMPLE, example)) from None
     scorer = _evaluator(adhoc_options.evaluators)
-    adapters = {_named(model): _adapter(model) for model in adhoc_options.models}
+    adapters = {_named(model): adapter_of(model) for model in adhoc_options.models}
     if len(adapters) < len(adhoc_options.models):
         raise UserError("the same --model was given twice", "to run samples several times, use --repeats")
     experiments = [Experiment(name, task=prompt_task(template, adapter)) for name, adapter in adapters.items()]
@@ -163,10 +163,16 @@ def _template(where: str) -> PromptTemplate[Any]:
     return template
 
 
-def _adapter(model: str) -> Any:
+def adapter_of(model: str) -> Any:
+    """Return the adapter of a model named PROVIDER:NAME or file.py:adapter."""
     provider, _, name = model.partition(":")
     if provider.endswith(".py"):
-        return load_object(model, "a model")
+        found = load_object(model, "a model")
+        if isinstance(found, type) or not all(callable(getattr(found, one, None)) for one in ("complete", "evaluate")):
+            kind = "a class" if isinstance(found, type) else type(found).__name__
+            example = f'as in: {name} = fairtrial.OpenAIAdapter("gpt-6.1-sol")'
+            raise UserError(f"{model} must be an adapter (got {kind})", example)
+        return found
     from fairtrial.models.providers import PROVIDERS, model_from_name
 
     if provider in PROVIDERS or provider in plugin_names("providers"):

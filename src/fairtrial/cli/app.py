@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from keyword import iskeyword
@@ -139,16 +141,55 @@ def _invoke(command: Any, arguments: Sequence[str], name: str, *, debug: bool) -
     return int(code or 0)
 
 
-# Options that people expect of a command, and the command that does what they mean.
-_MODELS = "fairtrial try FILE:NAME --dataset FILE --evaluator NAME --model NAME --model NAME"
-_ELSEWHERE = {
-    **{
-        (command, option): _MODELS
-        for command in ("compare", "run")
-        for option in ("--prompt", "--models", "--model", "--dataset", "--evaluator")
-    },
-    ("export", "--run-id"): "fairtrial export RUN --format csv",
+# Words that people know from other tools, or from what these were called before, and what does the same here.
+_COMMANDS = {
+    **dict.fromkeys(("failures", "failed", "errors"), "fairtrial trials RUN --failed"),
+    **dict.fromkeys(("delete", "rm", "remove"), "fairtrial store delete RUN"),
+    **{name: f"fairtrial store {name}" for name in ("prune", "vacuum", "backup", "migrate", "stats")},
+    **dict.fromkeys(("list", "ls", "history"), "fairtrial runs"),
+    **dict.fromkeys(("eval", "evaluate", "test", "resume", "start"), "fairtrial run SUITE"),
+    **dict.fromkeys(("report", "results", "print"), "fairtrial show RUN"),
+    **dict.fromkeys(("serve", "ui", "web", "server", "open"), "fairtrial view"),
+    **dict.fromkeys(("new", "create", "quickstart"), "fairtrial init demo"),
+    **dict.fromkeys(("workers", "queue", "queues", "status"), "fairtrial fleet"),
+    **dict.fromkeys(("config", "settings"), "fairtrial doctor --settings"),
+    "dlq": "fairtrial fleet dlq list",
+    "diff": "fairtrial compare BASELINE CANDIDATE",
+    "retry": "fairtrial run SUITE --resume errors",
+    "version": "fairtrial --version",
+    "help": "fairtrial --help",
 }
+_MODELS = "fairtrial try FILE:NAME --dataset FILE --evaluator NAME --model NAME --model NAME"
+_NEW_RUN = "--resume never (a finished run is never resumed: the same command starts a new one)"
+_EXPORT = "fairtrial export RUN --output report.html"
+_OPTIONS = {
+    "run": {
+        **dict.fromkeys(("--prompt", "--models", "--model", "--dataset", "--evaluator"), _MODELS),
+        **dict.fromkeys(("--new", "--fresh", "--force", "--restart", "--no-resume"), _NEW_RUN),
+        **dict.fromkeys(("--retry-errors", "--retry", "--retry-failed"), "--resume errors"),
+        **dict.fromkeys(("--limit", "-n", "--num-samples", "--max-examples"), "--max-samples N"),
+        **dict.fromkeys(("--max-concurrent", "--max-connections", "--workers", "--parallel", "-j"), "--concurrency N"),
+        **dict.fromkeys(("--epochs", "--trials", "--runs"), "--repeats N"),
+        **dict.fromkeys(("--threshold", "--min-pass-rate", "--floor"), "--fail-under RATE"),
+        **dict.fromkeys(("--output", "-o", "--out", "--format"), _EXPORT),
+        **dict.fromkeys(("--redis", "--queue", "--broker"), "--mailbox URL"),
+        "--baseline": "fairtrial compare BASELINE CANDIDATE",
+        "--no-cache": "--cache off",
+        "--timeout": "EvalConfig(timeout_seconds=...) in the suite",
+        "--verbose": "--debug",
+    },
+    "compare": {
+        **dict.fromkeys(("--prompt", "--models", "--model", "--dataset", "--evaluator"), _MODELS),
+        "--baseline": "fairtrial compare BASELINE CANDIDATE (the first is the baseline)",
+    },
+    "trials": dict.fromkeys(("--outcome", "--status", "--failures", "--only-failed"), "--failed"),
+    "show": {**dict.fromkeys(("--failed", "--failures"), "fairtrial trials RUN --failed"),
+             **dict.fromkeys(("--output", "-o", "--format", "--html"), _EXPORT)},
+    "gate": dict.fromkeys(("--fail-under", "--min-pass-rate", "--threshold", "--min"), "--floor passed=0.8"),
+    "worker": dict.fromkeys(("--redis", "--queue", "--broker", "--url"), "--mailbox URL"),
+    "export": {"--run-id": "fairtrial export RUN --format csv"},
+}  # fmt: skip
+_OPTIONS["try"] = {name: hint for name, hint in _OPTIONS["run"].items() if hint != _MODELS}
 
 
 def _usage(error: typer.TyperException) -> int:
@@ -159,15 +200,50 @@ def _usage(error: typer.TyperException) -> int:
     if message.startswith("Usage:"):  # Called without arguments: the message is the help.
         typer.echo(message, err=True)
         return int(ExitCode.USAGE)
-    option = str(getattr(error, "option_name", ""))
-    hint = None if context is None else _ELSEWHERE.get((context.info_name, option))
-    if hint is not None:
-        message = message.partition(" (Possible options:")[
-            0
-        ]  # Options with a similar spelling are rarely what was meant.
+    message, hint = _bad_value(error) or message, None
+    if option := str(getattr(error, "option_name", "")):
+        message = message.partition(" (Possible options:")[0]  # By the start of their names, rarely what was meant.
+        near = _near(option, context)
+        hint = _OPTIONS.get(str(getattr(context, "info_name", "")), {}).get(near)
+        message += f"; did you mean {near}?" if near and hint is None else ""
+    elif found := re.match(r"No such command '([^']+)'", message):
+        hint = f"fairtrial run {found[1]}" if found[1].endswith(".py") else _COMMANDS.get(found[1])
+        message = message.rstrip(".") if hint is None else f"no such command {found[1]!r}"
     sentence(err(), f"error: {message[:1].lower()}{message[1:]}", style="bold red")
     if context is not None:
         if hint is not None:
             sentence(err(), f"  use: {hint}")
         sentence(err(), f"  see: {context.command_path} --help")
     return int(ExitCode.USAGE)
+
+
+def _near(option: str, context: Any) -> str:
+    """Return the option of a command, or of another tool, that is spelled most like this one."""
+    if context is None:
+        return ""
+    known = [name for param in context.command.get_params(context) for name in param.opts if name.startswith("--")]
+    known += _OPTIONS.get(str(context.info_name), {})
+    return option if option in known else next(iter(get_close_matches(option.lower().replace("_", "-"), known, 1)), "")
+
+
+def _bad_value(error: typer.TyperException) -> str:
+    """Say what is wrong with the value of an option or an argument, with the value."""
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not found:
+        return ""
+    what, limits, given = found[0]["type"], found[0].get("ctx", {}), found[0]["input"]
+    if what.startswith("int_"):
+        must = "a whole number"
+    elif what == "float_parsing":
+        must = "a number"
+    elif "ge" in limits:
+        must = f"at least {limits['ge']:g}"
+    elif "le" in limits:
+        share = limits["le"] == 1 and 1 < float(given) <= 100
+        must = f"at most {limits['le']:g}" + (
+            f", such as {float(given) / 100:g} for {float(given):g}%" if share else ""
+        )
+    else:
+        return ""
+    name = param.get_error_hint().replace("'", "") if (param := getattr(error, "param", None)) else "the value"
+    return f"{name} must be {must} (got {given!r})"

@@ -522,6 +522,7 @@ def _print_settings(settings: Settings, *, json: bool) -> int:
         value = setting.value
         listed = isinstance(value, tuple | Mapping)  # For prices: the names of the models.
         shown = "-" if value is None or (listed and not value) else ", ".join(value) if listed else str(value)
+        shown = shown.lower() if isinstance(value, bool) else shown  # As in TOML.
         cells = (setting.name, redact(shown), setting.origin, setting.about)
         add_row(table, *cells[: len(columns)])
     print_table(console, table)

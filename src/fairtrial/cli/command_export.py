@@ -19,7 +19,7 @@ from fairtrial.errors import StoreError
 
 if TYPE_CHECKING:
     from fairtrial.reports import EvalReport
-    from fairtrial.reports.compare.comparison import ComparedReport
+    from fairtrial.reports.report.experiment import ComparedReport
     from fairtrial.store.protocol import RunRecord, RunStore
 
 
@@ -138,6 +138,7 @@ FORMATS = {
     "otlp": ("otlp", "otlp.jsonl"),
     "langsmith": ("langsmith", "langsmith.jsonl"),
     "site": ("site", "zip"),
+    "bundle": ("bundle", "bundle.zip"),
 }
 _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
 _ALIASES = {"md": "markdown", "xml": "junit", "db": "run", "zip": "site"}
@@ -185,6 +186,13 @@ def export(
         int | None,
         typer.Option("--max-rows", metavar="N", min=1, help="With langsmith: trials in one request (default: 1000)."),
     ] = None,
+    without_content: Annotated[
+        bool,
+        typer.Option(
+            "--without-content",
+            help="With bundle: leave out inputs, expected values, outputs, transcripts and reasons.",
+        ),
+    ] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -192,10 +200,11 @@ def export(
 
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
     everything in one file, which `EvalReport.load` and `--store` can read. site is a zip file of static pages: the
-    report and up to 2,000 trials, the failed ones first. trajectories, sft, dpo, kto and tokens are training files of
-    JSON lines. eval is a log of Inspect for `inspect view`, one file for each experiment. otlp contains OpenTelemetry
-    traces, langsmith the requests that create the experiments of the run in LangSmith; neither has inputs, outputs and
-    messages unless --trace-content is given.
+    report and up to 2,000 trials, the failed ones first. bundle is a zip file with which others verify the figures
+    when they import it. trajectories, sft, dpo, kto and tokens are training files of JSON lines. eval is a log of
+    Inspect for `inspect view`, one file for each experiment. otlp contains OpenTelemetry traces, langsmith the
+    requests that create the experiments of the run in LangSmith; neither has inputs, outputs and messages unless
+    --trace-content is given.
 
     \b
     Examples:
@@ -208,6 +217,7 @@ def export(
       fairtrial export support --format otlp --to http://127.0.0.1:4318
       fairtrial export support --format langsmith --to env
       fairtrial export support -o support.eval            then: inspect view
+      fairtrial export support --format bundle            for a paper
     """
     from fairtrial.cli.screen import note, print_json
     from fairtrial.reports import EvalReport
@@ -223,6 +233,8 @@ def export(
     format_name, ending = FORMATS["otlp"] if to is not None and format is None else _format(format, output)
     traces = TraceExportOptions(to, trace_content, trace_profile, max_rows)
     traces.check(format_name)
+    if without_content and format_name != "bundle":
+        raise UserError("--without-content needs --format bundle", "add --format bundle")
     if to is not None:
         if output is not None or against is not None:
             raise UserError("--to cannot be combined with --output or --against", "send first, then write a file")
@@ -237,7 +249,7 @@ def export(
         else:
             _print(report, format_name)
         return 0
-    counts, exporters = None, plugin_names("exporters")
+    counts, sha256, exporters = None, None, plugin_names("exporters")
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
     with _naming(target):
@@ -247,6 +259,10 @@ def export(
             from fairtrial.viewer.site import write_site
 
             write_site(opened, named.run, target)
+        elif format_name == "bundle":
+            from fairtrial.reports.bundle import write_bundle
+
+            sha256 = write_bundle(opened, named.run, target, content=not without_content)
         elif format_name in exporters:
             write = load_plugin("exporters", format_name, "--format")
             return _say_written(write(opened, named.run, target), named.run.run_id, json)
@@ -263,9 +279,11 @@ def export(
         written = {"format": "fairtrial.export/1", "run_id": named.run.run_id, "file": str(target), "bytes": size}
         if counts is not None:
             written |= {"rows": counts.rows, "left_out": dict(counts.left_out)}
-        print_json(written)
+        print_json(written if sha256 is None else written | {"sha256": sha256})
     else:
         note(f"wrote {target}, {size:,} bytes" + ("" if counts is None else f": {counts}"))
+        if sha256 is not None:
+            note(f"publish its SHA-256: {sha256}")
     return 0
 
 
@@ -302,8 +320,8 @@ def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: s
     from fairtrial.cli.options import find_baseline
     from fairtrial.reports import EvalReport
     from fairtrial.reports.compare.compare import compare
-    from fairtrial.reports.compare.comparison import ComparedReport
-    from fairtrial.reports.report.document import slice_keys
+    from fairtrial.reports.report.experiment import ComparedReport
+    from fairtrial.reports.report.slices import slice_keys
 
     if kind not in ("html", "md"):
         raise UserError("--against needs --format html or markdown", "for figures: fairtrial compare --json")
@@ -352,7 +370,7 @@ def _print(report: Any, format_name: str) -> None:
         export_training(report, sys.stdout, format_name)  # type: ignore[arg-type]  # one of them
     elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
-    elif format_name in ("parquet", "run", "site", *plugin_names("exporters")):
+    elif format_name in ("parquet", "run", "site", "bundle", *plugin_names("exporters")):
         raise UserError(f"{format_name} is a binary format and cannot be printed", "name a file with --output")
     elif format_name == "json":
         print_json(report.to_json())

@@ -42,7 +42,9 @@ app.add_typer(dlq.app, name="dlq")
 def status(
     suites: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SUITE]...", help="Names or files of suites (default: all known suites)."),
+        typer.Argument(
+            metavar="[SUITE]...", help="Names or files of suites (default: all that have a queue, or are known here)."
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 seconds until Ctrl-C.")] = False,
     purge: Annotated[
@@ -68,13 +70,14 @@ def status(
       fairtrial fleet support --watch
       fairtrial fleet support --purge --dry-run
     """
-    from fairtrial.cli.screen import out, print_json
+    from fairtrial.cli.screen import note, out, print_json
 
     url = options.mailbox_url(mailbox)
     for suite in suites or ():
         if not is_file(suite):
             check_suite(url, suite, store)
-    names = suite_names(suites or (), store)
+    # What is removed belongs to suites that are given or known here; others may share the server.
+    names = suite_names(suites or (), None if purge else url, store)
     if purge:
         return _purge(url, names, store, dry_run=dry_run, yes=yes, json=json)
     if watch and not json:
@@ -82,8 +85,10 @@ def status(
     facts = with_mailboxes(url, names, _look)
     if json:
         print_json({"format": "fairtrial.fleet/1", "suites": facts})
-    else:
+    elif facts:
         _print(out(), facts)
+    else:
+        note("no suite has a queue here yet: it gets one from the first worker or run that uses this address")
     return 0
 
 

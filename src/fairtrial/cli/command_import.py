@@ -14,8 +14,11 @@ from fairtrial.cli.user_errors import UserError
 from fairtrial.errors import CodecError
 
 if TYPE_CHECKING:
+    from fairtrial.reports.bundle import BundleCheck
     from fairtrial.runs.imported import Import, ImportedSuite, StoredRun
     from fairtrial.store.protocol import RunStore
+
+_SHOWN_DIFFERENCES = 10
 
 
 def import_(
@@ -32,6 +35,10 @@ def import_(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for datasets and suites.")
     ] = Path("imported"),
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Recompute the figures of a bundle (export --format bundle); store nothing."),
+    ] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -41,6 +48,9 @@ def import_(
     have an equivalent become a suite file. Importing the same runs again adds nothing, and files that you changed
     are kept.
 
+    A bundle of `fairtrial export --format bundle` is verified first: its figures are recomputed from its trials. It is
+    stored only if they are as published. Nothing in it is executed.
+
     \b
     Examples:
       fairtrial import logs/*.eval                          Inspect
@@ -49,8 +59,11 @@ def import_(
       fairtrial import openai-evals --format openai-evals
       fairtrial import openai-evals --output evals --json
       fairtrial import traces.jsonl           OpenTelemetry traces (OTLP)
+      fairtrial import support-1.bundle.zip --verify
       fairtrial runs --tag origin=openai-evals
     """
+    if verify or any(is_bundle(source) for source in sources):
+        return _import_bundle(sources, verify, store, json)
     from fairtrial.cli.screen import print_json
     from fairtrial.runs.imported import load_importer, merge_suites, store_run, write_suite
 
@@ -71,6 +84,80 @@ def import_(
     else:
         _show(opened, sources, imported, stored, written)
     return 0
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether a file begins as bundles do: a zip file, its manifest first."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head.startswith(b"PK\x03\x04") and b"manifest.json" in head
+
+
+def _import_bundle(sources: list[Path], only_verify: bool, store: str | None, json: bool) -> int:
+    from fairtrial.cli.screen import print_json
+    from fairtrial.cli.user_errors import ExitCode
+    from fairtrial.reports.bundle import open_bundle
+    from fairtrial.runs.imported import store_copy
+
+    if len(sources) > 1:
+        raise UserError("bundles are verified one at a time", "name one file")
+    if not sources[0].is_file():
+        raise UserError(f"{sources[0]} must be a file that `fairtrial export --format bundle` wrote", "name the file")
+    with open_bundle(sources[0]) as (check, report):
+        state = None
+        if check.matches and not only_verify:
+            opened = options.open_named(options.settings_with(store)[1])
+            state = store_copy(opened, report.store, report.run, check.sha256).state
+    if json:
+        print_json({**check.to_json(), "state": state})
+    else:
+        _show_check(check, state)
+    return ExitCode.OK if check.matches else ExitCode.FAILED
+
+
+def _show_check(check: BundleCheck, state: str | None) -> None:
+    from fairtrial._version import __version__
+    from fairtrial.base.formatting import count
+    from fairtrial.cli.screen import commands, out, sentence
+    from fairtrial.reports.bundle import missing
+
+    console, run, differing = out(), check.run, check.differences
+    published = [one.name.startswith("figures.json") for one in differing if one.published is not missing]
+    samples = {
+        None: "left out of the bundle, or the run did not reach all of them",
+        True: f"{run.dataset_size:,} of {run.dataset_size:,} have the fingerprint of dataset {run.dataset_name}",
+        False: f"they do not have the fingerprint of dataset {run.dataset_name}",
+    }[check.samples_match]
+    sentence(console, f"{run.name}  bundle of run {run.run_id}, written by Fairtrial {check.made_by}")
+    sentence(console, "parts       have the SHA-256 that the manifest names")
+    sentence(console, f"samples     {samples}")
+    same = check.figures - sum(published)
+    sentence(console, f"figures     {same:,} of {check.figures:,} recomputed from {count(check.trials, 'trial')} match")
+    same = check.provenance - published.count(False)
+    sentence(console, f"provenance  {same:,} of {check.provenance:,} match the record of the run")
+    if check.unpublished and check.made_by != __version__:
+        values = count(check.unpublished, "value")
+        sentence(console, f"not in it   {values} that Fairtrial {__version__} computes")
+    sentence(console, f"SHA-256     {check.sha256}")
+    console.print()
+    for one in differing[:_SHOWN_DIFFERENCES]:
+        sentence(console, f"  {one}")
+    if len(differing) > _SHOWN_DIFFERENCES:
+        sentence(console, f"  and {len(differing) - _SHOWN_DIFFERENCES:,} more: --json has all")
+    if not check.matches:
+        console.print()
+        sentence(console, "The bundle does not have the figures of its trials. Nothing was stored.")
+        if check.made_by != __version__:
+            sentence(console, f"This is Fairtrial {__version__}, which may compute some figures in another way.")
+        return
+    sentence(console, "Everything matches. Compare the SHA-256 with the one that was published.")
+    if state is not None:
+        console.print()
+        where = "stored" if state == "imported" else "this store has it already"
+        commands(console, "next", [(f"fairtrial show {run.run_id}", f"{where}; the report")])
 
 
 def _format_of(source: Path, format: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -39,6 +40,7 @@ from fairtrial.runs.plan import AUTO, parse_resume
 from fairtrial.runs.writer import call_store
 
 if TYPE_CHECKING:
+    from fairtrial.cli.command_view import LiveViewer
     from fairtrial.cli.settings import Settings
     from fairtrial.reports import EvalReport
     from fairtrial.reports.figures.analysis_plan import AnalysisPlan
@@ -115,6 +117,9 @@ def run(
     max_error_share: options.MaxErrorShare = None,
     trace: options.Trace = None,
     health_port: options.HealthPort = None,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show the run in a browser while it goes on; see `fairtrial view`.")
+    ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> int:
@@ -129,6 +134,7 @@ def run(
       fairtrial run evals.py --max-samples 5             a quick test
       fairtrial run evals.py:support --repeats 3 --experiment terse
       fairtrial run evals.py --sample t07 --set style=terse
+      fairtrial run evals.py --view                      watch it in a browser
       fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
       fairtrial run evals.py --once nightly-7            for schedulers: only once
       fairtrial run evals.py --plan plan.toml            as planned beforehand
@@ -161,6 +167,7 @@ def run(
         max_error_share=max_error_share,
         trace=trace,
         health_port=health_port,
+        view=view,
         quiet=quiet,
         json=json,
     )
@@ -183,6 +190,7 @@ def execute(
     max_error_share: float | None,
     trace: str | None,
     health_port: int | None = None,
+    view: bool = False,
     quiet: bool,
     json: bool,
     compares: bool = False,
@@ -201,6 +209,7 @@ def execute(
         selection.check_for_fleet()
     tag_pairs = tuple(options.parse_pairs("--tag", tags, as_text=True))
     with (
+        ExitStack() as viewing,
         stdout_for_json(json),
         _cached(cache or settings["cache"], settings),
         settings.prices(),
@@ -216,6 +225,7 @@ def execute(
             raise UserError("--once needs a key, and cannot be combined with --resume", "omit --resume")
         plans = _plans(plan, settings, [suite.name for suite, _ in planned])
         opened = options.open_when_available(url)
+        viewer = viewing.enter_context(_viewer(url, json=json)) if view else None
         run_options = RunOptions(
             store=opened,
             words=ctx.obj or (str(ctx.info_name),),
@@ -227,7 +237,7 @@ def execute(
             json=json,
             compares=compares,
             tags=tag_pairs,
-            observers=(*probes, *tracers),
+            observers=(*probes, *tracers, *([viewer] if viewer else ())),
         )
         code, facts = _run_all(
             [
@@ -237,6 +247,8 @@ def execute(
             fail_under=fail_under,
             max_error_share=settings["max-error-share"] if max_error_share is None else max_error_share,
         )
+        if viewer is not None and not json and code != ExitCode.INTERRUPTED:
+            viewing.callback(viewer.wait)  # When everything else has ended.
     if json and code != ExitCode.INTERRUPTED:
         print_json({"format": "fairtrial.run/1", "exit_code": int(code), "runs": facts})
     return int(code)
@@ -307,6 +319,13 @@ def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
         if port == 0 and probe.address is not None:
             note("serving probes on http://{}:{}/health".format(*probe.address))
         yield (probe,)
+
+
+def _viewer(url: str, *, json: bool) -> AbstractContextManager[LiveViewer]:
+    """Serve the viewer; a browser is opened only for somebody at a terminal."""
+    from fairtrial.cli.command_view import LiveViewer
+
+    return LiveViewer(url, opens=sys.stdout.isatty() and not json).serving()
 
 
 def _receive(planned: Suites, settings: Settings, mailbox: str | None) -> None:

@@ -179,6 +179,9 @@ def show(
         str | None,
         typer.Option("--by", metavar="KEY", help="Show figures for each slice of the samples by this metadata key."),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also show criteria, means, quantiles, counts and slices.")
+    ] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -186,7 +189,7 @@ def show(
 
     \b
     Examples:
-      fairtrial show support                       the report of the latest run
+      fairtrial show support --full                criteria, means, slices
       fairtrial show support@3 --by category       figures for each category
       fairtrial show support:terse --sample t07    input, output, messages, score
     """
@@ -198,7 +201,7 @@ def show(
         return _trials(opened, named, sample, repeat, json=json)
     if by is not None:
         return _slices(opened, named, by, json=json)
-    show_report(opened, named, json=json, next_commands=True)
+    show_report(opened, named, json=json, next_commands=True, full=full)
     return 0
 
 

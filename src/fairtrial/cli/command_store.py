@@ -103,7 +103,13 @@ def prune(
         ),
     ],
     keep_last: Annotated[
-        int, typer.Option("--keep-last", metavar="N", min=0, help="Keep the last N finished runs of each suite.")
+        int,
+        typer.Option(
+            "--keep-last",
+            metavar="N",
+            min=0,
+            help="Keep the last N finished runs of each suite, and what was stopped since.",
+        ),
     ] = 0,
     suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help="Only runs of this suite.")] = None,
     claim_check: Annotated[
@@ -383,8 +389,10 @@ def _old_runs(opened: RunStore, before: float, keep_last: int, suite: str | None
     for run in every:  # Newest first.
         if run.status not in ("finished", "stopped") or (suite is not None and run.suite != suite):
             continue
-        kept[run.suite] = kept.get(run.suite, 0) + 1
-        if kept[run.suite] <= keep_last or (run.finished_at or run.created_at) >= before or run.run_id in read:
+        # A run that was stopped takes no place of a finished one, and stays as long as those after it.
+        finished = kept[run.suite] = kept.get(run.suite, 0) + (run.status == "finished")
+        is_kept = finished <= keep_last if run.status == "finished" else finished < keep_last
+        if is_kept or (run.finished_at or run.created_at) >= before or run.run_id in read:
             continue
         if active_owner(opened, run.run_id) is None:
             chosen.append(run)

@@ -118,9 +118,12 @@ def _kinds(kind: str) -> tuple[str, ...]:
 
 
 def _list_failed(store: RunStore, named: RunName, kinds: tuple[str, ...], limit: int, *, json: bool) -> int:
-    """List the trials of these kinds with reasons, errors first."""
-    from fairtrial.cli.screen import commands, note, out, print_json, print_table
+    """List the trials of these kinds by reason, the most frequent reason first."""
+    from fairtrial.cli.screen import commands, note, out, print_json
+    from fairtrial.reports.render.document import TrialGroups
     from fairtrial.reports.render.safe_text import plain
+    from fairtrial.reports.render.terminal import RichDocument
+    from fairtrial.reports.report.answer import group_trials
     from fairtrial.reports.report.trials import trial_record
     from fairtrial.reports.run_names import name_of
 
@@ -140,56 +143,13 @@ def _list_failed(store: RunStore, named: RunName, kinds: tuple[str, ...], limit:
         note(f"every trial of {named} passed" if kinds == _KINDS else f"no trial of that kind in {named}")
         return 0
     console = out()
-    print_table(console, _table(named.run, trials))
+    several = len(named.experiments) > 1
+    groups = group_trials(store, named.run, trials, several=several, shown=len(trials))
+    console.print(RichDocument(TrialGroups(tuple(groups))))
     if more:
         console.print(f"only the first {limit} are listed; use --limit to see more")
-    first = trials[0]
+    first = groups[0].examples[0]
     side, sample = (shlex.quote(plain(text)) for text in (f"{name_of(named.run)}:{first.experiment}", first.sample_id))
     console.print()
     commands(console, "next", [(f"fairtrial show {side} --sample {sample}", "one trial in full")])
     return 0
-
-
-def _table(run: Any, trials: list[EvalResult]) -> Any:
-    from fairtrial.cli.screen import add_row, make_table
-    from fairtrial.reports.render.safe_text import input_start, is_hash
-    from fairtrial.reports.report.trials import sample_of
-
-    several = len(run.experiments) > 1
-    hashed = all(is_hash(result.sample_id) for result in trials)
-    columns = ["sample", *(["input"] if hashed else [])]
-    columns += [*(["experiment"] if several else []), *(["repeat"] if run.repeats > 1 else [])]
-    table = make_table(*columns, "what", "why", right=("repeat",), cut=("sample", "experiment"),
-                       prose=("input", "why"))  # fmt: skip
-    for result in trials:
-        what = "failed" if result.outcome == "scored" else result.outcome.replace("_", " ")
-        cells = [result.sample_id]
-        if hashed:
-            cells.append(input_start(sample_of(result).input))
-        if several:
-            cells.append(result.experiment)
-        if run.repeats > 1:
-            cells.append(str(result.repeat))
-        add_row(table, *cells, what, why(result))
-    return table
-
-
-def why(result: EvalResult) -> str:
-    """Return in one line why a trial did not pass: its error, or the reason of its score with the failed criteria."""
-    from fairtrial.reports.render.safe_text import value_text
-
-    if result.score is None:
-        from fairtrial.reports.figures.error_groups import error_location
-
-        location = error_location(result).partition(" in ")[0]  # First: the end of a long line is cut.
-        error = (result.error or "").removeprefix("fairtrial.errors.")
-        return f"{location}: {error}" if location else error
-    failed = result.score.failed_criteria
-    names = ", ".join(metric.name for metric in failed)
-    reasons = [metric.reason for metric in failed if metric.reason]
-    if len(failed) > 1 and reasons:  # All names first: the end of a long line is cut.
-        return f"{names}: {'; '.join(reasons)}"
-    unexplained = "; ".join(f"{metric.name}: failed with {metric.value:g}" for metric in failed)
-    if result.score.reason in ("", unexplained):  # No reason is given: show the output instead.
-        return f"{names}: got {value_text(result.output)}" if failed else f"got {value_text(result.output)}"
-    return result.score.reason

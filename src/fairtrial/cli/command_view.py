@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.screen import note
 from fairtrial.cli.user_errors import UserError
+from fairtrial.runs.events import EvalRunStarted
 
 _VARIABLE = "FAIRTRIAL_VIEW_TOKEN"
+_IN_TERMINALS = ("www-browser", "links", "elinks", "lynx", "w3m")
 
 
 def view(
@@ -70,7 +77,7 @@ def view(
       fairtrial view --socket view.sock           for ssh -L to a remote machine
     """
     from fairtrial.cli.options import find_run
-    from fairtrial.cli.screen import note, print_json
+    from fairtrial.cli.screen import print_json
     from fairtrial.viewer.serve import ServeOptions, ViewServer
 
     opened = options.open_existing(store)
@@ -130,6 +137,8 @@ def _open_browser(folder: Path, invitation: str) -> None:
     import webbrowser
     from html import escape
 
+    if not _has_window(webbrowser):
+        return
     page = folder / "open.html"
     link = escape(invitation)
     with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -138,3 +147,75 @@ def _open_browser(folder: Path, invitation: str) -> None:
             f'<meta http-equiv="refresh" content="0;url={link}"><p><a href="{link}">Open Fairtrial</a>\n'
         )
     webbrowser.open(page.absolute().as_uri())
+
+
+def _has_window(webbrowser: Any) -> bool:
+    """Return whether the browser opens a window of its own: one that takes the terminal is not opened."""
+    try:
+        found = webbrowser.get()
+    except webbrowser.Error:
+        return True  # None is known: opening it does nothing.
+    return os.path.basename(getattr(found, "name", "")) not in _IN_TERMINALS
+
+
+class LiveViewer:
+    """The viewer beside a run, in a thread; an observer of the run, which says where to watch it.
+
+    Args:
+        url: The store of the run.
+        opens: Whether to open a browser at the first run.
+    """
+
+    def __init__(self, url: str, *, opens: bool) -> None:
+        from fairtrial.viewer.serve import ServeOptions, ViewServer
+
+        token, origin = _given_token(None)
+        self._server = ViewServer(ServeOptions(url, token=token))
+        self._token = origin or self._server.access.token
+        if not (origin or (sys.stdout.isatty() and sys.stderr.isatty())):  # Logs are read by many.
+            place = self._server.folder
+            self._token = f"{'' if place is None else f'in {place / "view.json"}, or '}of your own in {_VARIABLE}"
+        self._opens = opens
+        self._folder = ""
+        self._address = ""
+
+    @contextmanager
+    def serving(self) -> Iterator[LiveViewer]:
+        """Serve while the block runs."""
+        ready = threading.Event()
+        thread = threading.Thread(target=self._server.run, args=(ready.set,), name="fairtrial viewer", daemon=True)
+        thread.start()
+        with tempfile.TemporaryDirectory(prefix="fairtrial-") as self._folder:
+            try:
+                ready.wait(10)
+                yield self
+            finally:
+                self._server.stop()
+                thread.join(10)
+
+    def publish(self, event: object) -> None:
+        """Say where to watch a run that starts."""
+        if isinstance(event, EvalRunStarted):
+            self._announce(event.run.name)
+
+    def _announce(self, run: str) -> None:
+        is_first, self._address = not self._address, self._server.address(run)
+        note(f"watch it at {self._address}")
+        if is_first:
+            note(f"sign in with the token {self._token}")
+        if is_first and self._opens:
+            _open_browser(Path(self._folder), self._server.invitation(run))
+
+    def wait(self) -> None:
+        """Go on serving until somebody at the terminal presses Enter or Ctrl-C; without a terminal, nobody can."""
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return
+        if self._address:
+            note(f"the viewer goes on at {self._address}")
+        else:
+            self._announce("")  # The run of a key had ended before: none was started.
+        note("stop it with Enter or Ctrl-C")
+        try:
+            sys.stdin.readline()
+        except KeyboardInterrupt:
+            pass

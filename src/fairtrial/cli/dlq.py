@@ -20,14 +20,35 @@ from fairtrial.errors import MailboxAccessError
 from fairtrial.reports.render.safe_text import plain
 
 
-def suite_names(names: Sequence[str], store: str | None) -> list[str]:
-    """Return the names of the suites given by name or file; by default the configured and stored ones."""
+def suite_names(names: Sequence[str], url: str | None, store: str | None) -> list[str]:
+    """Return the names of the suites given by name or file; by default those with a queue at `url`, or known here."""
     if names:
         return [load(name).name if is_file(name) else name for name in names]
-    distinct = _known_suites(store)
-    if not distinct:
-        raise UserError("no suite is given, and none is configured or stored here", "as in: fairtrial fleet support")
-    return distinct
+    from fairtrial.fleet.queues import requests_name
+
+    known = {requests_name(name): name for name in _known_suites(store)}
+    found = None if url is None else _suites_with_queues(url)
+    if found is None and not known:
+        why = "" if url is None else "this user may not search the server for queues, "
+        raise UserError(
+            f"{why}no suite is given, and none is configured or stored here", "as in: fairtrial fleet support"
+        )
+    # The name of a mailbox replaces some characters: a suite that is known here is shown by its own name.
+    return list(dict.fromkeys([*known.values(), *(known.get(requests_name(name), name) for name in found or ())]))
+
+
+def _suites_with_queues(url: str) -> list[str] | None:
+    """Return the suites that have a queue, as mailbox names spell them; None if this user may not search for them."""
+
+    async def ask() -> list[str] | None:
+        async with _broker(url) as broker:
+            try:
+                found: list[str] = await broker.suites()
+            except MailboxAccessError:  # Users with the rights of workers may not search for queues.
+                return None
+            return found
+
+    return asyncio.run(ask())
 
 
 def _known_suites(store: str | None) -> list[str]:
@@ -48,20 +69,12 @@ def check_suite(url: str, name: str, store: str | None) -> None:
         async with _broker(url) as broker:
             return bool(await (await broker.requests(name)).exists())
 
-    async def queues() -> list[str]:
-        async with _broker(url) as broker:
-            try:
-                found: list[str] = await broker.suites()
-            except MailboxAccessError:  # Users with the rights of workers may not search for queues.
-                return []
-            return found
-
     if asyncio.run(look()):
         return
     known = _known_suites(store)
     if name in known:
         return
-    known = list(dict.fromkeys([*known, *asyncio.run(queues())]))
+    known = list(dict.fromkeys([*known, *(_suites_with_queues(url) or ())]))
     near = difflib.get_close_matches(name, known, 3, 0.5)
     if near:
         hint = f"did you mean {' or '.join(map(plain, near))}?"
@@ -124,39 +137,47 @@ Everything = Annotated[bool, typer.Option("--all", help="All dead letters of the
 
 @app.command("list")
 def list_letters(
-    suite: Suite,
+    suite: Annotated[
+        str | None, typer.Argument(metavar="[SUITE]", help="Name or file of the suite (default: all suites).")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Number of dead letters to list.")] = 50,
     mailbox: options.MailboxUrl = None,
     json: options.Json = False,
 ) -> int:
-    """List the dead letters of a suite, oldest first.
+    """List dead letters of a suite, or of all that have a queue, oldest first.
 
     \b
     Examples:
-      fairtrial fleet dlq list support --mailbox redis://queue:6379
+      fairtrial fleet dlq list --mailbox redis://queue:6379
       fairtrial fleet dlq list support --limit 500 --json
     """
     from fairtrial.base.formatting import ago
     from fairtrial.cli.screen import add_row, make_table, note, out, print_json, print_table
 
-    dead_letters = _ask(suite, mailbox, lambda letters: letters.page(limit=limit))
-    if not dead_letters:
+    url = options.mailbox_url(mailbox)
+    names = [_name(suite)] if suite is not None else suite_names((), url, None)
+
+    async def page(name: str, requests: Any) -> list[tuple[str, Any]]:
+        return [(name, letter) for letter in await requests.dead_letters.page(limit=limit)]
+
+    pages = with_mailboxes(url, names, page)
+    letters = sorted((one for found in pages for one in found), key=lambda one: one[1].died_at)[:limit]
+    if suite is not None and not letters:
         _check_suite(suite, mailbox)
+    whose = "any suite" if suite is None else names[0]
     if json:
-        print_json(
-            {
-                "format": "fairtrial.dead_letters/1",
-                "suite": _name(suite),
-                "letters": [_facts(one) for one in dead_letters],
-            }
-        )
+        facts = [{"suite": name, **_facts(letter)} for name, letter in letters]
+        named = None if suite is None else names[0]
+        print_json({"format": "fairtrial.dead_letters/1", "suite": named, "letters": facts})
         return 0
-    if not dead_letters:
-        note(f"no dead letters for {_name(suite)}")
+    if not letters:
+        note(f"no dead letters for {whose}")
         return 0
-    table = make_table("id", "when", "tries", "sample", "reason", right=("tries",), cut=("sample",), prose=("reason",))
-    for letter in dead_letters:
-        add_row(table, letter.id, ago(letter.died_at), str(letter.delivery_count), _sample(letter), letter.reason)
+    columns = (*(() if suite is not None else ("suite",)), "id", "when", "tries", "sample", "reason")
+    table = make_table(*columns, right=("tries",), cut=("suite", "sample"), prose=("reason",))
+    for name, letter in letters:
+        cells = (letter.id, ago(letter.died_at), str(letter.delivery_count), _sample(letter), letter.reason)
+        add_row(table, *(() if suite is not None else (name,)), *cells)
     print_table(out(), table)
     return 0
 
@@ -344,7 +365,7 @@ async def _pages(letters: Any) -> AsyncIterator[Any]:
 
 
 def _name(suite: str) -> str:
-    return suite_names([suite], None)[0]
+    return suite_names([suite], None, None)[0]
 
 
 def _facts(letter: Any) -> dict[str, Any]:

@@ -176,58 +176,22 @@ def compared(report: EvalReport) -> Comparison:
     return compare(first, *others)
 
 
-def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool) -> None:
+def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool, full: bool = False) -> None:
     """Print a report."""
     from fairtrial.cli.screen import commands, out, print_json
-    from fairtrial.reports import EvalReport
+    from fairtrial.reports.render.terminal import RichDocument
+    from fairtrial.reports.report.document import report_document
 
     if json:
         print_json(report_record(store, named))
         return
     console = out()
-    console.print(_report(store, named))
-    if next_commands:
-        rows = follow_ups(EvalReport(store, named.run))
-        if rows:
-            console.print()
-            commands(console, "next", rows)
-
-
-def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
-    """Return useful next commands after this report."""
-    from fairtrial.reports.run_names import resume_command
-    from fairtrial.store.protocol import RESUMABLE
-
-    run: RunRecord = report.run
-    name = shlex.quote(run.suite)
-    rows: list[tuple[str, str]] = []
-    if run.status in RESUMABLE:
-        cap = run.noted.cost_cap_usd
-        if cap is not None:
-            rows.append((resume_command(run, max_cost=2 * cap), "resume with a higher limit"))
-        else:
-            rows.append((resume_command(run), "resume the run"))
-    failed = len(report.failed_samples()) + sum(report.errors.values())
-    if failed:
-        rows.append((f"fairtrial trials {name} --failed", "failed trials, and why"))
-        sample = _worst(report)
-        if sample is not None:
-            rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial in full"))
-    if len(run.experiments) > 2:
-        rows.append((f"fairtrial leaderboard {name}", "which is best?"))
-    elif len(run.experiments) == 2:
-        pair = " ".join(shlex.quote(f"{run.suite}:{experiment}") for experiment in run.experiments)
-        rows.append((f"fairtrial compare {pair}", "a real difference?"))
-    return rows
-
-
-def _worst(report: EvalReport) -> str | None:
-    from fairtrial.reports.render.safe_text import plain
-
-    first = next(iter(report.failed_samples()), None)
-    if first is None:
-        first = next((result for result in report.results if not result.success), None)
-    return None if first is None else plain(first.sample_id)
+    report = _report(store, named)
+    answer = report.answer()
+    console.print(RichDocument(report_document(report, 0, full=full, answer=answer)))
+    if next_commands and not full:
+        console.print()
+        commands(console, "", answer.commands)
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -250,15 +214,13 @@ Store = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the figures: no progress, no report.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="suite, suite:experiment, suite@3, suite@latest, or the start of a run id.",
-        autocompletion=complete_run,
-        show_default=False,
-    ),
-]
+RUN = typer.Argument(
+    metavar="RUN",
+    help="suite, suite:experiment, suite@3, suite@latest, or the start of a run id.",
+    autocompletion=complete_run,
+    show_default=False,
+)
+Run = Annotated[str, RUN]
 MailboxUrl = Annotated[
     str | None,
     typer.Option(

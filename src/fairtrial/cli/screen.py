@@ -179,11 +179,12 @@ def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> N
     rows = [(plain(command), plain(remark)) for command, remark in rows]
     if not rows:
         return
-    console.print(Text(title, style="bold"))
+    if title:
+        console.print(Text(title, style="bold"))
     widest = max(len(command) for command, _ in rows)
     for command, remark in rows:
         line = Text("  ").append(command, style="cyan")
-        if 2 + widest + 3 + max(len(remark) for _, remark in rows) <= console.width:
+        if 2 + widest + 3 + len(remark) <= console.width:
             line.append(" " * (widest - len(command) + 3)).append(remark, style="dim")
         console.print(line, soft_wrap=True)  # A command is one line, so that it can be copied.
 

@@ -261,7 +261,11 @@ def _distinct[I, E](samples: tuple[Sample[I, E], ...]) -> tuple[Sample[I, E], ..
     seen: dict[str, int] = {}
     for position, sample in enumerate(samples):
         if not isinstance(sample, Sample):
-            raise DatasetError(f"the samples of a dataset must be Sample objects (got {type(sample).__name__})")
+            raise DatasetError(
+                f"the samples of a dataset must be Sample objects (got {type(sample).__name__})\n"
+                'write Sample("id", input, expected) for each; Dataset.of({"2+2": "4"}) makes them of pairs, '
+                "Dataset.load(...) of a file"
+            )
         first = seen.setdefault(sample.id, position)
         if first != position:
             raise DatasetError(f"duplicate id {sample.id!r} at positions {first} and {position}; each needs its own")

@@ -48,7 +48,8 @@ def state_of(path: Path) -> State:
 
 def parse_line(line: bytes, *, unique_keys: bool = True) -> Row:
     """Parse a line of a JSONL file."""
-    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK), unique_keys=unique_keys)
+    # Without its end, so that what is missing there is missing in this line and not at the start of the next.
+    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n"), unique_keys=unique_keys)
     if type(row) is not dict:
         raise CodecError("a row must be a JSON object")
     return row

@@ -286,7 +286,8 @@ def load_samples(
     if suffix == ".parquet":
         return _checked(path, _parquet_rows(path), read, unit="row")
     known = ", ".join((*_JSONL, ".json", ".csv", ".tsv", ".parquet"))
-    raise ConfigurationError(f"{path}: the format is read from the suffix, which must be one of {known}")
+    how = "\nsave the sheet as .csv (UTF-8)" if suffix in (".xlsx", ".xls", ".ods") else ""
+    raise ConfigurationError(f"{path}: the format is read from the suffix, which must be one of {known}{how}")
 
 
 def _converted(format: str, read: RowMapper) -> RowMapper:

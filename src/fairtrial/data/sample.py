@@ -27,6 +27,7 @@ NOT_GIVEN: Any = _NotGiven()
 """No expected value, where None would be one."""
 
 
+@first_is()
 @dataclass(frozen=True, slots=True, init=False)
 class Sample[I, E]:
     """One test case: input, expected value (if known) and metadata to slice by.

@@ -206,6 +206,11 @@ def _parameters(prompt: PromptTemplate[Any], given: Any, others: Mapping[str, An
         found = {name: getattr(given, name) for name in fields}
     else:
         open_names = [name for name in prompt.placeholders if name not in others]
+        if not prompt.placeholders:
+            raise ConfigurationError(
+                f"prompt {prompt.name!r} has no placeholder for the input, so every sample would ask the same\n"
+                "write $input where it belongs, not {input} or {{input}}"
+            )
         if len(open_names) != 1:
             wanted = ", ".join(f"${name}" for name in open_names) or "no parameters"
             columns = ", ".join(f'"{name}"' for name in open_names)

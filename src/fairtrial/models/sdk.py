@@ -98,6 +98,8 @@ class SdkAdapter(BaseAdapter[AnswerT]):
     default_key: ClassVar[str | None] = None  # The key if none is set, for servers without keys.
     price_list: ClassVar[str | None] = None  # The price list for `default_url`; by default the provider's.
 
+    sends: ClassVar[bool] = True  # False: it reads answers that a client of the application got, and opens none.
+
     asyncio_only: ClassVar[bool] = True
     wraps_outputs = True
     shares_cache = True
@@ -119,7 +121,8 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         name = type(self).__name__
         if not model:
             raise ConfigurationError(f"the model of {name} must be a name that is not empty (got {model!r})")
-        if importlib.util.find_spec(self.package) is None or importlib.util.find_spec("aiohttp") is None:
+        needed = (self.package, "aiohttp") if self.sends else (self.package,)
+        if any(importlib.util.find_spec(package) is None for package in needed):
             raise MissingExtraError(name, "models")
         if timeout_seconds <= 0:
             raise ConfigurationError(f"the timeout_seconds of {name} must be more than 0 (got {timeout_seconds})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -24,6 +25,7 @@ from fairtrial.data.session.views import Envelope
 from fairtrial.errors import DataError, StoreError, UnknownRunError
 from fairtrial.scoring.score import Score
 from fairtrial.store.notes import ImportNote, write_notes
+from fairtrial.store.portable import copy_run
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, Stage
@@ -186,6 +188,27 @@ def store_run(store: RunStore, suite: ImportedSuite, source: ImportedRun, format
         if refused:
             raise StoreError(f"trial {refused[0][0]} of {source.source_id} cannot be stored: {refused[0][1]}")
     store.update_run(run.run_id, status=source.status, finished_at=source.finished_at)
+    return StoredRun(store.get_run(run.run_id), "imported")
+
+
+def store_copy(store: RunStore, source: RunStore, run: RunRecord, content: str) -> StoredRun:
+    """Copy a run from another store, with its id. The copy is never resumed.
+
+    Args:
+        store: Where it is stored.
+        source: Where it is.
+        run: The run.
+        content: A digest of the file that it came in.
+    """
+    with contextlib.suppress(UnknownRunError):
+        stored = store.get_run(run.run_id)
+        if stored.status != "running" or _content(stored) != content:
+            return StoredRun(stored, "present")
+        store.delete_run(run.run_id)  # An earlier import was interrupted.
+    origin = ImportNote("bundle", run.run_id, content, time.time())
+    notes = {**run.notes, **write_notes(imported=origin)}
+    copy_run(source, replace(run, status="running", finished_at=None, notes=notes), store)
+    store.update_run(run.run_id, status=run.status, finished_at=run.finished_at)
     return StoredRun(store.get_run(run.run_id), "imported")
 
 

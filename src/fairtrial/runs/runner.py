@@ -41,6 +41,7 @@ from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_
 from fairtrial.runs.suspects import SuspectedTrials, watch_event_loop
 from fairtrial.runs.writer import Writer, ask_store, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
+from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import NoteChanges, write_notes
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, RunStore
 from fairtrial.trials.config import EvalConfig, Experiment
@@ -232,7 +233,8 @@ class OpenRun:
         """
         store, config = self.request.store, self.request.config
 
-        repeated = RepeatedErrors(self.run.experiments, config.max_same_errors)
+        kept = not isinstance(store, MemoryStore)
+        repeated = RepeatedErrors(self.run.experiments, config.max_same_errors, kept)
 
         def mark() -> float:
             store.update_run(self.run.run_id, status="running", epoch=self.epoch)

@@ -84,11 +84,13 @@ class RepeatedErrors:
 
     Attributes:
         limit: The number of trials after which an experiment is stopped; 0 never stops it.
+        kept: Whether the outputs outlast the process.
         stopped: Why an experiment was stopped, by its name.
     """
 
     experiments: Collection[str] = ()
     limit: int = 0
+    kept: bool = True
     stopped: dict[str, str] = field(default_factory=dict)
     _first: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
     _decided: set[str] = field(default_factory=set)
@@ -139,11 +141,11 @@ class RepeatedErrors:
         )
 
     def _warn(self, result: EvalResult, error: str, count: int) -> None:
-        remedy = (
-            "the outputs are stored: fix the evaluator, then use `fairtrial rescore` (suite.rescore)"
-            if result.outcome == "scorer_error"
-            else "interrupt it, fix the error, and run it again with --resume errors (resume='errors')"
-        )
+        remedy = "interrupt it, fix the error, and run it again with --resume errors (resume='errors')"
+        if result.outcome == "scorer_error":
+            remedy = "interrupt it, fix the evaluator, and run it again"
+            if self.kept:
+                remedy = "the outputs are stored: fix the evaluator, then use `fairtrial rescore` (suite.rescore)"
         log.warning(
             "the first %d trials that finished all ended in the same error: %s. The run continues; if that was not "
             "expected, %s",

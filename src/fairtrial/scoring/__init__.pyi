@@ -17,6 +17,7 @@ from fairtrial.scoring.behaviour import (
     tool_call_count as tool_call_count,
     tool_called as tool_called,
     tool_calls_match as tool_calls_match,
+    tool_correctness as tool_correctness,
     tool_not_called as tool_not_called,
 )
 from fairtrial.scoring.combine import (
@@ -36,8 +37,16 @@ from fairtrial.scoring.evaluator import (
     evaluator as evaluator,
     resolve as resolve,
 )
+from fairtrial.scoring.golden import (
+    GOLDEN_RULES as GOLDEN_RULES,
+    GOLDEN_SETS as GOLDEN_SETS,
+    golden_set as golden_set,
+    replay as replay,
+)
+from fairtrial.scoring.pii import pii_leakage as pii_leakage
 from fairtrial.scoring.score import Metric as Metric, Score as Score
 from fairtrial.scoring.structure import (
+    json_correctness as json_correctness,
     json_diff as json_diff,
     json_schema as json_schema,
     json_subset as json_subset,

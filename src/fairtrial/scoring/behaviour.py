@@ -179,6 +179,40 @@ def tool_calls_match(
     return match
 
 
+def tool_correctness(
+    calls: Sequence[ToolCall | Mapping[str, Any] | str] | None = None,
+    *,
+    order: Order = "any_order",
+    arguments: Arguments = "subset",
+    allow_extra: bool = True,
+) -> SessionEvaluator[object, object]:
+    """Passes if every expected tool was called, in any order, with at least the arguments that are expected.
+
+    It is `tool_calls_match` with other defaults; a tool that is expected by its name alone may have any arguments.
+    If neither a message, a model call nor a tool call was recorded, there is no score: nobody knows which tools were
+    called. Whether a call was needed, succeeded or was used is not checked.
+
+    Args:
+        calls: The expected tools by name, or calls with arguments; by default the sample's `expected`.
+        order: As in `tool_calls_match`.
+        arguments: As in `tool_calls_match`.
+        allow_extra: As in `tool_calls_match`.
+    """
+    compare = tool_calls_match(calls, order=order, arguments=arguments, allow_extra=allow_extra)
+
+    @evaluator(form="session", inline=True, name="tool_correctness", needs_expected=calls is None)
+    def correct(output: Any, expected: Any, session: SessionView) -> Score:
+        if calls is None and expected is None:
+            raise NothingToScoreError("tool_correctness: the expected tools are None\nif none is expected, write []")
+        if not any((session[ToolInvoked].all(), session[PromptExecuted].all(), session.trajectory.messages)):
+            raise NothingToScoreError(
+                "tool_correctness: nothing was recorded, so the tools that were called are unknown"
+            )
+        return compare(output, expected, session)
+
+    return correct
+
+
 def _score(precision: float, recall: float, f1: float, *, passed: bool, reason: str) -> Score:
     shares = {"precision": precision, "recall": recall, "f1": f1}
     metrics = [Metric(name, share, higher_is_better=True, bounds=SHARE) for name, share in shares.items()]

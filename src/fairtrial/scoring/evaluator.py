@@ -150,16 +150,17 @@ class Case:
         if recorded.messages:
             return recorded
         given = self.sample.input
-        spoken = list(chat_messages(given) or (ChatMessage("user", _as_text(given)),))
+        spoken = list(chat_messages(given) or (ChatMessage("user", as_text(given)),))
         if self.output is not None:
-            spoken.append(ChatMessage("assistant", _as_text(self.output)))
+            spoken.append(ChatMessage("assistant", as_text(self.output)))
         return Trajectory(tuple(spoken))
 
 
 _NO_SESSION = RecordedView(UUID(int=0), EMPTY, ())
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return text as it is, and other values as JSON or, where they have none, as Python prints them."""
     if isinstance(value, str):
         return value
     try:
@@ -317,7 +318,7 @@ class Leaf(Scorer):
     def _check(self, case: Case) -> None:
         if self._needs_expected and not case.sample.has_expected:
             raise NothingToScoreError(
-                f"evaluator {self.name!r} compares with the expected value, and the sample has none\n"
+                f"the sample has no expected value, with which evaluator {self.name!r} compares: "
                 "give it one; if None is the right answer, write expected=None"
             )
 

@@ -324,8 +324,8 @@ def as_score(result: Any, name: str) -> Score:
         return as_score(result.item(), name)
     else:
         raise TypeError(
-            f"evaluator {name!r} returned {type(result).__name__}; return a Score, a bool, a number from 0 to 1, "
-            "a mapping of those, or a sequence of Scores"
+            f"evaluator {name!r} returned {'None' if result is None else type(result).__name__}; "
+            "return a Score, a bool, a number from 0 to 1, a mapping of those, or a sequence of Scores"
         )
     if not parts:
         raise TypeError(f"evaluator {name!r} returned no score at all")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fairtrial.base.codec import parse_json, to_json
+from fairtrial.base.codec import from_json, parse_json, to_json
 from fairtrial.base.codec.escape import restore
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError, NothingToScoreError
@@ -141,6 +141,43 @@ def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
         return Score(1.0, True) if worst is None else Score(0.0, False, f"{worst.json_path}: {worst.message}"[:500])
 
     return valid
+
+
+def json_correctness(schema: Mapping[str, Any] | type | None = None) -> Callable[[object, object], Score]:
+    """Passes if the output is JSON, all of it, and fits a JSON Schema or a Python type.
+
+    JSON in a Markdown fence, or with a sentence before it, fails: the program that reads the output would fail, too.
+    Whether the values are true is not checked, nor is `format` of a schema.
+
+    Args:
+        schema: A JSON Schema (draft 2020-12; extra `text`), or a type such as a dataclass or a pydantic model; `{}`
+            accepts all JSON. By default each sample's `expected` is its schema.
+    """
+    check = _json_check({} if schema is None else schema)  # A missing extra is an error now, not of each trial.
+
+    @evaluator(inline=True, name="json_correctness", needs_expected=schema is None)
+    def correct(output: Any, expected: Any) -> Score:
+        if schema is not None:
+            return check(output, None)
+        if not isinstance(expected, Mapping):
+            raise TypeError(f"the expected value of json_correctness() must be a JSON Schema (got {expected!r})")
+        return _json_check(expected)(output, None)
+
+    return correct
+
+
+def _json_check(schema: Mapping[str, Any] | type) -> Callable[[object, object], Score]:
+    if isinstance(schema, Mapping):
+        return json_schema(schema)
+
+    def typed(output: Any, expected: Any) -> Score:
+        try:
+            from_json(schema, to_json(as_json(output)))
+        except CodecError as error:
+            return Score(0.0, False, str(error)[:500])
+        return Score(1.0, True)
+
+    return typed
 
 
 _INDEX = re.compile(r"\[\d+\]")

@@ -1,4 +1,4 @@
-"""Storage of runs. No database driver is imported until a store is opened."""
+"""Storage of runs: SQLite, PostgreSQL or memory. No database driver is imported until a store is opened."""
 
 from fairtrial.store.export import export_results
 from fairtrial.store.open import default_store, open_store

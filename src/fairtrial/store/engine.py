@@ -72,6 +72,12 @@ def sqlite_engine(path: Path, *, read_only: bool = False) -> sa.Engine:
         write = connection.get_execution_options().get(WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
+    @sa.event.listens_for(engine, "handle_error", retval=True)
+    def name_the_file(context: sa.engine.ExceptionContext) -> BaseException | None:
+        if "readonly database" not in str(context.original_exception):
+            return None
+        return errors.StoreError(f"the store {path} is read-only here: choose another with --store or FAIRTRIAL_STORE")
+
     return engine
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import batched
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -79,12 +80,27 @@ def opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
         return
     path = Path(target)
     aside = path.with_name(f".{path.name}.{os.getpid()}")  # Renamed when complete.
+    with naming(path):
+        try:
+            with open(aside, "wb") if binary else open(aside, "w", encoding="utf-8", newline="") as file:
+                yield file
+            os.replace(aside, path)
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let the errors of writing a temporary file name the file that was asked for."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "this is a folder; name a file in it", str(path))
     try:
-        with open(aside, "wb") if binary else open(aside, "w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise type(error)(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 class ExportColumns:

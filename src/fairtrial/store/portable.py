@@ -3,55 +3,95 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from dataclasses import replace
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import dumps
+from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError
+from fairtrial.scoring.score import Score
+from fairtrial.store.export import naming
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, Table
 
 _BATCH = 256
 _NAMED = 5  # Runs that an error names.
+_ERROR_TYPE = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)")
 _CHECKED_ROWS = 100_000  # Of each table: a fifth of a second.
 
 
-def save_run(store: RunStore, run_id: str, path: Path | str) -> None:
-    """Save a run, with its samples, transcripts, labels and attachments, to a file that `load_run` opens."""
+def save_run(store: RunStore, run_id: str, path: Path | str, *, content: bool = True) -> None:
+    """Save a run, with its samples, transcripts, labels and attachments, to a file that `load_run` opens.
+
+    Args:
+        store: The store of the run.
+        run_id: The run.
+        path: The file, replaced when it is complete.
+        content: False leaves out inputs, expected values, outputs, transcripts, reasons, the texts of errors and
+            attachments and labels. Numbers, names, metadata of samples and settings stay.
+    """
     from fairtrial.store.sql import SqlStore
 
-    run = store.get_run(run_id)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Written to a temporary file and renamed, so that the target is never incomplete.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fairtrial-") as folder:
+    with naming(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".fairtrial-") as folder:
         aside = Path(folder) / "run.db"
         copy = SqlStore.sqlite(aside)
         try:
-            copy.create_run(run)
-            for samples in batched(store.samples(run_id), _BATCH):
-                copy.commit(run_id, (), dict(samples))
-                _copy_blobs(store, copy, (dumps((sample.input, sample.expected)) for _place, sample in samples))
-            for results in batched(store.results(run_id, snapshots=True), _BATCH):
-                committed = copy.commit(run_id, results)
-                refused = committed.refused or committed.unstorable
-                if refused:
-                    raise StoreError(f"trial {refused[0][0]} cannot be copied: {refused[0][1]}")
-                _copy_blobs(store, copy, (result.output_json for result in results))
-                _copy_blobs(store, copy, (result.snapshot for result in results))
-            for label in store.labels(run_id):
-                copy.label(label)
+            copy_run(store, store.get_run(run_id), copy, content=content)
         finally:
             copy.close()
         _settle(aside)
         os.replace(aside, target)
+
+
+def copy_run(store: RunStore, run: RunRecord, copy: RunStore, *, content: bool = True) -> RunRecord:
+    """Copy a run to another store as the given record; returns the copy. `content` as in `save_run`."""
+    run_id = run.run_id
+    made = copy.create_run(run)
+    for samples in batched(store.samples(run_id), _BATCH):
+        copy.commit(run_id, (), dict(samples) if content else {at: _bare_sample(one) for at, one in samples})
+        if content:
+            _copy_blobs(store, copy, (dumps((sample.input, sample.expected)) for _place, sample in samples))
+    for results in batched(store.results(run_id, snapshots=True), _BATCH):
+        committed = copy.commit(run_id, results if content else [_bare_result(one) for one in results])
+        refused = committed.refused or committed.unstorable
+        if refused:
+            raise StoreError(f"trial {refused[0][0]} cannot be copied: {refused[0][1]}")
+        if content:
+            _copy_blobs(store, copy, (result.output_json for result in results))
+            _copy_blobs(store, copy, (result.snapshot for result in results))
+    for label in store.labels(run_id) if content else ():
+        copy.label(label)
+    return made
+
+
+def _bare_sample(sample: Sample[Any, Any]) -> Sample[Any, Any]:
+    return Sample(sample.id, None, metadata=sample.metadata)
+
+
+def _bare_result(result: EvalResult) -> EvalResult:
+    """Return a result with its numbers and without its texts; of an error, its type stays."""
+    score = result.score
+    if score is not None:
+        metrics = [replace(metric, reason="", metadata={}) for metric in score.metrics]
+        score = Score(score.value, score.passed, metrics=metrics, name=score.name)
+    error = result.error and (found[0] if (found := _ERROR_TYPE.match(result.error)) else result.outcome)
+    metadata = {name: value for name, value in result.own_metadata.items() if isinstance(value, bool | int | float)}
+    return replace(
+        result, score=score, error=error, metadata=metadata, output=None, output_json=None, snapshot=None, source=None
+    )
 
 
 def load_run(path: Path | str) -> tuple[RunStore, str]:

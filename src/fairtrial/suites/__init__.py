@@ -1,4 +1,7 @@
-"""Evaluation suites. This package imports the runner and the fleet, because either can run a suite."""
+"""Suites: a dataset, a task, an evaluator and experiments under one name.
+
+This package imports the runner and the fleet, because either can run a suite.
+"""
 
 from fairtrial.suites.suite import EvalSuite, evaluate, evaluate_sync
 

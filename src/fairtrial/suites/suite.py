@@ -115,13 +115,17 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         if evaluator is None:
             raise ConfigurationError(f"suite {name!r} must have an evaluator, such as evaluator=exact_match")
         if not isinstance(dataset, Dataset):
-            raise ConfigurationError(f"the dataset of suite {name!r} must be a Dataset (got {type(dataset).__name__})")
+            raise ConfigurationError(
+                f"the dataset of suite {name!r} must be a Dataset (got {type(dataset).__name__})\n"
+                'write Dataset.of({"2+2": "4"}), Dataset.load("questions.jsonl"), or '
+                'Dataset([Sample("id", input, expected)])'
+            )
         self.name = name
         self.dataset = dataset
         self.task = task
         self.evaluator = evaluator
         self.experiments = tuple(experiments)
-        self.config = config or EvalConfig()
+        self.config = _checked_config(config)
         self.adapter = adapter
         self.lifespan = lifespan
         self.version = version
@@ -471,9 +475,21 @@ def _evaluation(
             "the samples come first, as in evaluate(dataset, task, evaluator)"
         )
     dataset = _as_dataset(samples)
-    settings = config or EvalConfig()
+    settings = _checked_config(config)
     name = settings.experiment_name or suite_name(dataset.name)
     return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=settings)
+
+
+def _checked_config(config: EvalConfig | None) -> EvalConfig:
+    given: object = config
+    if given is None or isinstance(given, EvalConfig):
+        return config or EvalConfig()
+    how = (
+        f"write config=EvalConfig({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        if isinstance(given, dict)
+        else ""
+    )
+    raise ConfigurationError(f"config must be an EvalConfig (got {type(given).__name__})\n{how}".rstrip())
 
 
 def _check_name(name: object) -> None:

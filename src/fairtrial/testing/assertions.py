@@ -151,6 +151,9 @@ def assert_eval(
 def eval_test(suite: EvalSuite, **wanted: Any) -> Callable[[], None]:
     """Return a test function, as in `test_support = eval_test(suite, floor=0.8)`, with the options of `assert_eval`."""
 
+    if not isinstance(suite, EvalSuite):
+        raise TypeError(f"eval_test takes an EvalSuite (got {type(suite).__name__})")
+
     def test() -> None:
         __tracebackhide__ = True
         assert_eval(suite, **wanted)

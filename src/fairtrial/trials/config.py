@@ -92,6 +92,7 @@ class _Converted(float):
     __slots__ = ()
 
 
+@first_is()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
     """The settings of a run; create a modified copy with `dataclasses.replace`.

@@ -19,6 +19,7 @@ from fairtrial.reports.run_names import UnknownNameError
 from fairtrial.viewer.access import BodyTooLateError, Guard, Visitor, same_secret
 from fairtrial.viewer.pages.comparison import compare_page, pair_page
 from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, read_form
+from fairtrial.viewer.pages.matrix import matrix_page
 from fairtrial.viewer.pages.reviews import (
     answer_trial,
     calibration_page,
@@ -53,6 +54,7 @@ def routes(viewer: Viewer) -> list[Route]:
         ("/history", history_page),
         ("/compare", compare_page),
         ("/compare/sample", pair_page),
+        ("/matrix", matrix_page),
         ("/review", review_list),
         ("/review/{code}", review_queue),
         ("/review/{code}/blob/{sha256}", review_blob),

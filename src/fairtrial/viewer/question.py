@@ -138,6 +138,67 @@ def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[Question, list[str]
     return question, complaints
 
 
+SHOWS = {
+    "": "all samples",
+    "differ": "verdicts differ",
+    "worse": "worse than the first column",
+    "better": "better than the first column",
+    "failed": "some trial failed",
+    "errors": "some trial ended in an error",
+    "outputs": "outputs differ",
+}
+"""The rows of the matrix that can be chosen; of these, only the last one needs all outputs to be read."""
+LENGTHS = (400, 1_500, 6_000)
+"""How many characters of each output the matrix shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixQuestion:
+    """One question to the matrix of samples and experiments.
+
+    Attributes:
+        columns: Names of experiments ("support@3:careful"), the one that others are compared with first.
+        show: One of `SHOWS`.
+        repeat: The repeat whose output is shown.
+        length: One of `LENGTHS`.
+        filters: Its metadata, its text and the sample where the page begins (`scan_from`).
+    """
+
+    columns: tuple[str, ...]
+    show: str = ""
+    repeat: int = 0
+    length: int = LENGTHS[0]
+    filters: Question = Question()
+
+    @property
+    def reads_texts(self) -> bool:
+        """True if texts must be read to find the rows, which takes long."""
+        return bool(self.filters.text) or self.show == "outputs"
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the query string as pairs; defaults are left out."""
+        length = "" if self.length == LENGTHS[0] else str(self.length)
+        given = {"show": self.show, "repeat": str(self.repeat or ""), "length": length}
+        made = [("c", name) for name in self.columns] + [(name, value) for name, value in given.items() if value]
+        return made + self.filters.pairs()
+
+
+def read_matrix_question(pairs: Sequence[tuple[str, str]]) -> tuple[MatrixQuestion, list[str]]:
+    """Read a query string. What cannot be used is left out, with a sentence that says so."""
+    filters, complaints = read_question([pair for pair in pairs if pair[0] in ("q", "from") or pair[0][:2] == _META])
+    given = dict(pairs)
+    show, repeat, length = (given.get(name, "") for name in ("show", "repeat", "length"))
+    if show not in SHOWS:
+        complaints.append(f"show must be one of {', '.join(filter(None, SHOWS))} (got {show!r})")
+    return MatrixQuestion(
+        tuple(dict.fromkeys(value for name, value in pairs if name in ("a", "b", "c") and value)),
+        show if show in SHOWS else "",
+        int(repeat) if repeat.isdecimal() and len(repeat) < 9 else 0,
+        int(length) if length in map(str, LENGTHS) else LENGTHS[0],
+        filters,
+    ), complaints
+
+
 def _read(question: Question, name: str, value: str) -> Question:
     if name.startswith(_META) and len(name) > len(_META):
         return question.with_value(name, value, True)
@@ -298,6 +359,10 @@ class Links:
     def compare(self, baseline: str, candidate: str, query: Iterable[tuple[str, str]] = ()) -> str | None:
         """Return a comparison."""
         return f"{self.up}compare{_query([('a', baseline), ('b', candidate), *query])}"
+
+    def matrix(self, query: Iterable[tuple[str, str]]) -> str:
+        """Return experiments side by side; each "c" of the query names one, or a run with all of its experiments."""
+        return f"{self.up}matrix{_query(query)}"
 
     def pair(self, baseline: str, candidate: str, sample: str) -> str | None:
         """Return one sample of a comparison, side by side."""

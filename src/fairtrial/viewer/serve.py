@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import hashlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -149,6 +150,7 @@ class ViewServer:
         if port is not None and options.host not in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):  # noqa: S104
             hosts.append(f"{options.host}:{port}")
         kept = kept_secrets(folder, reviewers)
+        self.folder = folder  # Where view.json is.
         self.access = Access.create(
             port=port,
             trusted_hosts=hosts,
@@ -186,7 +188,7 @@ class ViewServer:
         return f"{base}/{self.access.prefix}/{path}"
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until Ctrl-C or `stop`."""
+        """Serve until Ctrl-C, SIGTERM or `stop`."""
         try:
             asyncio.run(self._serve(started))
         finally:
@@ -221,7 +223,7 @@ class ViewServer:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work that must be completed: uvicorn raises Ctrl-C again when it has ended, which cancels this task."""
+    """Wait for work that must be completed, also when another Ctrl-C cancels this task."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:
@@ -242,9 +244,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """End on a signal."""
-        self._close_streams()
-        super().handle_exit(sig, None)
+        """End on a signal, at once on another Ctrl-C. uvicorn would raise it again, and SIGTERM would close nothing."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.end()
 
 
 def _login_name() -> str:

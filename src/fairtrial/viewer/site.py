@@ -14,10 +14,9 @@ from fairtrial.store.export import opened
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.viewer.pages.context import make_environment, static_files
-from fairtrial.viewer.pages.runs import count_state
+from fairtrial.viewer.pages.runs import count_state, report_parts
 from fairtrial.viewer.pages.trial import Neighbour, trial_values, verdict_of
 from fairtrial.viewer.question import STATES, Links, Question
-from fairtrial.viewer.text import Html
 from fairtrial.viewer.work import Jobs
 
 MOST_TRIALS = 2_000
@@ -72,6 +71,10 @@ class SiteLinks(Links):
 
     def reviews(self, run: RunRecord) -> str:
         """A review needs a server."""
+        return ""
+
+    def matrix(self, query: Iterable[tuple[str, str]]) -> str:
+        """A matrix needs a server."""
         return ""
 
     def compare(self, baseline: str, candidate: str, query: Iterable[tuple[str, str]] = ()) -> str | None:
@@ -161,8 +164,8 @@ def _report(store: RunStore, run: RunRecord, render: Any, links: SiteLinks) -> s
         for part in store.totals(run.run_id)
     ]
     text: str = render(
-        "report.html", 0, title=run.name, rows=rows, states=STATES, stored=0, others=[], about=found["about"],
-        report=Html(found["html"]), problem="", computing=False, owner=None, resume="", tab="report",
+        "report.html", 0, title=run.name, rows=rows, states=STATES, stored=0, others=[],
+        **report_parts(found, run, links), problem="", computing=False, owner=None, resume="", tab="report",
         again="" if run.imported else rerun_command(run),
     )  # fmt: skip
     return text

@@ -76,8 +76,8 @@ type Mask = NDArray[np.bool_]
 _BLOCK = 1 << 18
 _NEAR = 1 << 14  # Where a page in plan order is likely to be found in the first block.
 _FEW = 16  # If fewer than one trial in 16 is selected, only the metadata of these is read.
-_SHOWN_VALUES = 30
-_SHOWN_FACETS = 8
+SHOWN_VALUES = 30
+SHOWN_FACETS = 8
 _PASSED, _FAILED = STATES.index("passed") + 1, STATES.index("failed") + 1
 _STATE_OF_OUTCOME = np.zeros(256, dtype=np.uint8)
 for _name, _code in OUTCOMES.items():
@@ -429,7 +429,7 @@ class _Counter:
         ]
         if self.name.startswith("m."):
             found.sort(key=lambda value: (not value.chosen, -value.trials))
-        shown = found[:_SHOWN_VALUES]
+        shown = found[:SHOWN_VALUES]
         return Facet(self.name, self._title, tuple(shown), len(found) - len(shown))
 
 
@@ -439,7 +439,7 @@ def _counters(columns: TrialColumns, question: Question) -> list[_Counter]:
         made.append(_Counter(question, "experiment", "experiment", columns.run.experiments))
     made.append(_Counter(question, "outcome", "outcome", ("", *STATES)))
     selected = [key for key, _ in question.metadata if key in columns.metadata]
-    for key in list(dict.fromkeys((*selected, *columns.metadata)))[:_SHOWN_FACETS]:
+    for key in list(dict.fromkeys((*selected, *columns.metadata)))[:SHOWN_FACETS]:
         texts = ["", *(value_text(value) for value in columns.metadata_values(key))]
         made.append(_Counter(question, f"m.{key}", key, texts))
     return made

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from itertools import batched
 from typing import TYPE_CHECKING, Any
 
+from fairtrial.base.codec import to_json
 from fairtrial.errors import FairtrialError
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.viewer.question import read_question
+from fairtrial.viewer.question import read_matrix_question, read_question
 
 if TYPE_CHECKING:
     from fairtrial.reports.compare.comparison import Comparison
@@ -28,6 +29,7 @@ CHANGES: tuple[ChangeKind, ...] = ("lost", "gained", "changed")
 """The kinds of changes of which the samples are shown, in this order."""
 _FLIPS = 500
 _BATCH = 256
+_ROWS = 64
 
 
 def open_viewed(url: str, *, read_only: bool) -> RunStore:
@@ -61,6 +63,7 @@ class Jobs:
             "calibration": self._calibration,
             "parquet": self._parquet,
             "search": self._search,
+            "rows": self._rows,
         }
         try:
             return known[job["job"]](job)
@@ -79,11 +82,16 @@ class Jobs:
         return self._store.get_run(job[name])
 
     def _report(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        from fairtrial.reports.render.document import TrialGroups
         from fairtrial.reports.report import EvalReport
 
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
-        document, text = _shown(report)
-        return {"about": list(document.about), "html": text, "json": report.to_json()}
+        document, answer, folded = _shown(report)
+        (groups,) = (block for block in document.blocks if isinstance(block, TrialGroups))
+        return {
+            "about": list(document.about), "html": answer, "groups": to_json(groups), "details": folded,
+            "json": report.to_json(),
+        }  # fmt: skip
 
     def _rates(self, job: Mapping[str, Any]) -> dict[str, Any]:
         from fairtrial.reports.report import EvalReport
@@ -116,11 +124,11 @@ class Jobs:
         candidate: EvalReport[Any] = EvalReport(self._store, self._run(job, "b"))
         by = [job["by"]] if job.get("by") else []
         comparison = compare(baseline[job["a_experiment"]], candidate[job["b_experiment"]], slice_by=by)
-        document, text = _shown(comparison)
+        document, text, folded = _shown(comparison)
         return {
             "title": document.title,
             "about": list(document.about),
-            "html": text,
+            "html": text + folded,
             "json": comparison.to_json(),
             **_changed(comparison),
         }
@@ -137,7 +145,7 @@ class Jobs:
             "sentence": judge_sentence(found),
             "labelled": found.labelled,
             "judged": found.judged,
-            "html": _shown(found)[1],
+            "html": "".join(_shown(found)[1:]),
             "json": found.to_json(),
         }
 
@@ -179,6 +187,41 @@ class Jobs:
                 break
         return {"hits": hits, "searched": searched, "total": len(ordinals), "next": upcoming}
 
+    def _rows(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Search the rows of the matrix: those with a text, or whose outputs differ, until the time is over."""
+        from fairtrial.viewer.matrix import Matrix
+        from fairtrial.viewer.trial_table import open_columns_of
+
+        question, _ = read_matrix_question(job["query"])
+        needle = _needle(question.filters.text)
+        opened = {run_id: open_columns_of(self._store, self._store.get_run(run_id)) for run_id, _ in job["sides"]}
+        matrix = Matrix([(opened[run_id], experiment) for run_id, experiment in job["sides"]])
+        rows = [row for row in matrix.rows(question).tolist() if row >= question.filters.scan_from]
+        end, searched = time.monotonic() + float(job["seconds"]), 0
+        hits: list[int] = []
+        samples: dict[int, str] = {}
+        for some in batched(rows, _ROWS):
+            if len(hits) >= job["limit"] or time.monotonic() > end:
+                break
+            texts: dict[int, list[str]] = {row: [] for row in some}
+            outputs: dict[int, set[str]] = {row: set() for row in some}
+            for column in matrix.columns:
+                places = {trial.ordinal: row for row in some for trial in column.shown(row, question.repeat)[:1]}
+                for result in self._store.results(column.run.run_id, ordinals=list(places)):
+                    row = places[result.ordinal]
+                    outputs[row].add(result.output_json or f"error {result.error}")
+                    texts[row] += self._texts(column.run, result, samples) if needle else ()
+                samples.clear()  # Another run may have other samples at these places.
+            for row in some:
+                searched += 1
+                differs = question.show != "outputs" or len(outputs[row]) > 1
+                if differs and (not needle or any(needle in text.casefold() for text in texts[row])):
+                    hits.append(row)
+                if len(hits) >= job["limit"]:
+                    break
+        upcoming = rows[searched] if searched < len(rows) else None
+        return {"hits": hits, "searched": searched, "total": len(rows), "next": upcoming}
+
     def _texts(self, run: RunRecord, result: Any, samples: dict[int, str]) -> list[str]:
         """Return the texts of a trial as JSON, in which a text is searched as JSON writes it."""
         from fairtrial.base.codec import dumps
@@ -196,15 +239,17 @@ class Jobs:
         return texts
 
 
-def _shown(found: Any) -> tuple[Document, str]:
-    """Return a result as a document, and its blocks as HTML, without those that pages show themselves."""
-    from fairtrial.reports.render.document import Cases, Document
+def _shown(found: Any) -> tuple[Document, str, str]:
+    """Return a result as a document, its blocks as HTML, without those that pages show themselves, and its details."""
+    from fairtrial.reports.render.document import Cases, Details, Document, TrialGroups
     from fairtrial.reports.render.renderable import IN_HTML
     from fairtrial.viewer.text import fragment
 
     document = found.document(IN_HTML)
-    blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
-    return document, str(fragment(Document(document.title, (), blocks)))
+    blocks = tuple(block for block in document.blocks if not isinstance(block, Cases | Details | TrialGroups))
+    folded = tuple(block for block in document.blocks if isinstance(block, Details))
+    answer, details = (str(fragment(Document(document.title, (), some))) for some in (blocks, folded))
+    return document, answer, details
 
 
 def _changed(comparison: Comparison) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class _WorkProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "fairtrial.viewer.work", stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
+                process_group=0,  # Ctrl-C in the terminal is for the server, which ends this process.
             )  # fmt: skip
             self._write(self._start)
         self._write(job)
@@ -104,7 +105,7 @@ class Workbench:
         if task is not None and task.done() and (task.cancelled() or task.exception() is not None):
             task = None
         if task is None:
-            child = self._children["search" if job["job"] == "search" else "statistics"]
+            child = self._children["search" if job["job"] in ("search", "rows") else "statistics"]
             task = asyncio.get_running_loop().create_task(child.do(job))
             task.add_done_callback(_retrieve)
         self._answers[key] = task

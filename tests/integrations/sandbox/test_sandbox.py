@@ -364,7 +364,7 @@ def test_a_run_scores_code_and_reports_pass_at_k() -> None:
     samples = Dataset([Sample(name, name, TESTS) for name in ("add", "wrong")])
     report = EvalSuite("code", samples, answer, runs_tests(), config=EvalConfig(repeats=2)).run_sync(store="memory:")
     assert report.pass_rate == 0.5
-    assert "pass@2" in str(report)
+    assert "pass@2" in str(report.in_detail())
 
 
 def test_a_sandbox_that_is_not_available_is_an_error_and_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from fairtrial.data.session import ChatMessage, PromptExecuted, TokenUsage, Tool
 from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited, Reply, Script, ToolCallReply, Usage
 from fairtrial.integrations.model_server.faults import ServerFailed, StreamFailed
 from fairtrial.integrations.tracing import TrialSpanProcessor, record_anthropic, record_openai
-from fairtrial.integrations.tracing.recording import REPLACES, _sender
+from fairtrial.integrations.tracing.recording import REPLACES, _sender, reader_of
 from fairtrial.models import ModelCallFailed, OpenAIAdapter, Prices, TaskLoop
 from fairtrial.models.pricing import configure_prices
 
@@ -357,6 +358,24 @@ def test_threads_and_pools_of_a_trial_belong_to_it(weather: ModelServer) -> None
     pool.submit(ask, "outside").result()  # In a thread that was started inside a trial.
     pool.shutdown()
     client.close()
+
+
+def test_calls_are_recorded_where_only_the_sdk_is_installed(
+    weather: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An application with its own client does not need the extra `models`."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "aiohttp" else find(name, *rest)
+    )
+    reader_of.cache_clear()
+    with make_client(weather, "chat", is_async=False) as client:
+        record_openai(client)
+        messages = [{"role": "user", "content": "Weather?"}]
+        session = session_of(lambda question: client.chat.completions.create(**request_of("chat", messages)) and None)
+    (call,) = session[PromptExecuted].all()
+    assert call.usage is not None
+    assert call.usage.input_tokens == 100
 
 
 def test_nothing_is_recorded_outside_of_a_trial_and_no_adapter_is_recorded_twice(weather: ModelServer) -> None:

@@ -204,7 +204,9 @@ def _array_items(text: str) -> Iterator[tuple[int, Any]]:
 
     position = after_space(0)
     if not text.startswith("[", position):
-        raise CodecError("an array of rows was expected")
+        key = re.match(r'\{\s*"([^"]{1,40})"\s*:\s*\[', text[position:])
+        found = f"; the file has an object: keep only the array under {key[1]!r}" if key else ""
+        raise CodecError(f"an array of rows was expected{found}")
     position = after_space(position + 1)
     line, counted = 1, 0
     closed = text.startswith("]", position)

@@ -362,7 +362,7 @@ class Recovery:
         # between.
         before = ledger.returned
         coming = await fleet.ask_mailbox(fleet.results.approximate_count, "looking at the results")
-        if coming or ledger.returned != before or await self._stored.read():
+        if coming or ledger.returned != before or await self._stored.read() or not ledger.outstanding:
             return
         self._rounds = self._rounds + 1 if ledger.returned == self._returned_before else 0
         self._returned_before = ledger.returned

@@ -91,7 +91,7 @@ class DispatchConfig:
     worker_seconds: float = field(default_factory=patience_seconds)
     ahead: int = 10_000
     max_rounds: int = 3
-    open_seconds: float = 30.0
+    open_seconds: float = field(default_factory=lambda: min(30.0, patience_seconds()))
     one_transaction: bool = True
 
 

@@ -28,6 +28,7 @@ _FULL_BATCH = 10  # Of mailboxes that bill requests.
 _BEAT_SECONDS = 1.0
 _CANCEL_SECONDS = 20.0
 _DELIVER_SECONDS = 5.0
+_COMPLAIN_SECONDS = 60.0
 
 
 class Worker[T]:
@@ -64,6 +65,7 @@ class Worker[T]:
         )
         self._empty_since: float | None = None
         self._paused_until = 0.0
+        self._complained = -math.inf  # When an unreachable mailbox was last logged.
         self._reached = False  # Whether the mailbox has answered.
         self.stop = self._lifecycle.request_stop
         self.hurry = self._lifecycle.request_hurry
@@ -117,7 +119,9 @@ class Worker[T]:
             iterations += not left
             try:
                 messages = await self._receive(min(free, left) if left else free, 0 if left else wait)
-                failures = 0
+                if failures:
+                    _log.info("%s is reachable again", self._mailbox.name)
+                    failures, self._complained = 0, -math.inf
                 opened = self._reached = True
                 if max_iterations is None or not messages:
                     left = 0
@@ -133,9 +137,8 @@ class Worker[T]:
                 failures += 1
                 self._empty_since = None  # Nobody knows what was sent meanwhile.
                 self._counters.receive_errors += 1
-                pause = backoff(failures)
-                _log.warning("receiving from %s failed (%r); retrying in %.1f s", self._mailbox.name, error, pause)
-                await self._lifecycle.sleep(pause)
+                self._complain(error)
+                await self._lifecycle.sleep(backoff(failures))
 
     async def _has_been_empty(self, received: Sequence[Message[T]]) -> bool:
         """Return whether nothing has been waiting, delayed or in flight on any worker for `empty_seconds`."""
@@ -161,7 +164,20 @@ class Worker[T]:
             await self._mailbox.approximate_count()
             self._reached = True
         except MailboxError as error:
-            _log.warning("%s is not reachable yet: %s", self._mailbox.name, error)
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        """Log a failed receive: the first, and then one a minute."""
+        now = time.monotonic()
+        if now - self._complained < _COMPLAIN_SECONDS:
+            return
+        self._complained = now
+        what = str(error) if isinstance(error, MailboxError) else repr(error)
+        _log.warning(
+            "receiving from %s failed: %s; trying again until it works (is the server running, and --mailbox right?)",
+            self._mailbox.name,
+            what,
+        )
 
     async def _wait_for_room(self) -> int:
         """Wait for free slots; returns their number, or 0 if a stop is requested."""

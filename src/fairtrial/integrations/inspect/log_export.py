@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.data.session.trajectory import ChatMessage
 from fairtrial.integrations.importers.inspect_log import OWN_ENDING, OWN_RUN
 from fairtrial.integrations.tracing.facts import trials_with_samples
+from fairtrial.store.export import opened
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.totals import SampleSums, analysed_samples, sample_means
 from fairtrial.trials.result import EvalResult
@@ -32,10 +32,8 @@ def write_log(store: RunStore, run: RunRecord, target: Path) -> list[Path]:
     files: list[Path] = []
     for experiment in run.experiments:
         path = target if len(run.experiments) == 1 else target.with_stem(f"{target.stem}-{_file_part(experiment)}")
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
+        with opened(path, binary=True) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             _ExperimentLog(store, run, experiment, archive).write()
-        os.replace(aside, path)
         files.append(path)
     return files
 

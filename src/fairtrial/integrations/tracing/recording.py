@@ -234,8 +234,9 @@ def reader_of(protocol: str, url: str, model: str) -> SdkAdapter:
     kind = next((each for each in own if issubclass(each, wanted)), wanted)
     if kind is OpenAIAdapter and host.endswith(".azure.com"):
         kind = AzureAdapter
-    # Without a key, because it sends nothing.
-    reading: type[SdkAdapter] = type(f"Recorded{kind.__name__}", (kind,), {"key_variables": (), "default_key": "none"})
+    # Without a key, and without what only sending needs.
+    traits = {"key_variables": (), "default_key": "none", "sends": False}
+    reading: type[SdkAdapter] = type(f"Recorded{kind.__name__}", (kind,), traits)
     api = "responses" if protocol == "responses" else "chat"
     options: dict[str, Any] = {} if wanted is AnthropicAdapter else {"api": api}
     return reading(model, base_url=base_url, limiter=Unlimited(), **options)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO, cast
 from urllib.parse import unquote, urlsplit
 
 from fairtrial._version import __version__
@@ -19,6 +19,7 @@ from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import ConfigurationError, MissingExtraError, TraceSendError
 from fairtrial.integrations.tracing.received import otlp_messages
 from fairtrial.integrations.tracing.spans import logs_request, traces_request
+from fairtrial.store.export import opened
 from fairtrial.store.redact import register_guess
 
 if TYPE_CHECKING:
@@ -130,16 +131,8 @@ def _timeout(environ: Mapping[str, str]) -> float:
 
 def write_whole(target: Path | TextIO, write: Callable[[TextIO], int]) -> int:
     """Call `write` with an open file and return its result; a path gets its file when that is complete."""
-    if not isinstance(target, Path):
-        return write(target)
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            count = write(file)
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
-    return count
+    with opened(target, binary=False) as file:
+        return write(cast("TextIO", file))
 
 
 _FIRST_PAUSE = 0.5

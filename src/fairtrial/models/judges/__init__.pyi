@@ -15,6 +15,15 @@ from fairtrial.models.judges.judge import (
     llm_judge as llm_judge,
     numeric_judge as numeric_judge,
 )
+from fairtrial.models.judges.metrics import (
+    MetricJudge as MetricJudge,
+    answer_correctness as answer_correctness,
+    bias as bias,
+    hallucination as hallucination,
+    summarization as summarization,
+    task_completion as task_completion,
+    toxicity as toxicity,
+)
 from fairtrial.models.judges.retrieval import (
     answer_relevance as answer_relevance,
     context_precision as context_precision,

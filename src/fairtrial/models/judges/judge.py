@@ -147,6 +147,12 @@ class Judging(Scorer):
         """What it asks after the material, the same for every output; None if that depends on a template."""
         return None
 
+    @property
+    def prompt(self) -> str | None:
+        """The prompt as it is sent, with a word in place of the fenced material; None if it depends on the sample."""
+        rules = _rules("TOKEN", _AFTER).text
+        return None if self.question is None else f"{rules}\n\n[the material]\n\n{self.question}"
+
     def material(self, case: Case) -> dict[str, Any]:
         """Return the material that the judge sees, in order."""
         return material_of(case.sample, case.output, include_input=self.include_input)
@@ -217,7 +223,7 @@ class Judging(Scorer):
         """Return the expected value, which a comparison with the right answer needs."""
         expected = case.sample.expected
         if is_empty(expected) or (isinstance(expected, Collection) and not expected):
-            raise NothingToScoreError(f"judge {self.name!r} compares with the right answer, and the sample has none")
+            raise NothingToScoreError(f"the sample has no right answer, with which judge {self.name!r} compares")
         return expected
 
     def __call__(
@@ -379,7 +385,13 @@ class LabelJudge(Judging):
     __slots__ = ("_answer", "_labels", "_passing")
 
     def __init__(
-        self, adapter: ProviderAdapter, criterion: str, *, labels: Sequence[str], passing: Sequence[str], **rest: Any
+        self,
+        adapter: ProviderAdapter | None,
+        criterion: str,
+        *,
+        labels: Sequence[str],
+        passing: Sequence[str],
+        **rest: Any,
     ) -> None:
         super().__init__(adapter, criterion, **rest)
         unknown = [label for label in passing if label not in labels]
@@ -394,12 +406,16 @@ class LabelJudge(Judging):
             "LabelOutput", [("reason", str), ("label", Literal[self._labels])], frozen=True, slots=True
         )
 
+    def label_text(self, label: str) -> str:
+        """Return how a label is put in the question."""
+        return label
+
     @property
     def question(self) -> str:
         """What it asks."""
         return (
             f"Criterion: {self.criterion}\n\nWhich of these labels fits the output to assess?\n"
-            + "\n".join(f"- {label}" for label in self._labels)
+            + "\n".join(f"- {self.label_text(label)}" for label in self._labels)
             + '\n\nAnswer with a JSON object: first "reason", one or two sentences, then "label", one of the labels.'
         )
 

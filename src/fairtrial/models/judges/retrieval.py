@@ -143,6 +143,12 @@ _QUESTIONS = (
 )
 
 
+def retrieved_documents(case: Case) -> list[str] | None:
+    """Return the retrieved documents, in the order of retrieval, each once; None if no retrieval was recorded."""
+    events = case.session[Retrieved].all()
+    return list(dict.fromkeys(document for event in events for document in event.documents)) if events else None
+
+
 _NOT_RETRIEVED = "nothing was retrieved; the judge was not asked"
 
 
@@ -159,13 +165,13 @@ class RetrievalJudge(Judging):
 
     def documents(self, case: Case) -> list[str]:
         """Return the retrieved documents, in the order of retrieval, each once."""
-        events = case.session[Retrieved].all()
-        if not events:
+        documents = retrieved_documents(case)
+        if documents is None:
             raise NothingToScoreError(
                 f"judge {self.name!r} needs what was retrieved, and the session has no Retrieved event\n"
                 "record it in the task: ctx.session.record(Retrieved(query, documents))"
             )
-        return list(dict.fromkeys(document for event in events for document in event.documents))
+        return documents
 
     def supported(self, case: Case, claims: Sequence[Claim], text: str, asked: tuple[Any, str]) -> Score:
         """Return the score of the share of supported statements.
@@ -255,7 +261,7 @@ class AnswerRelevance(Judging):
     async def score(self, case: Case) -> Score:
         """Ask for questions without showing the input, then compare them with it."""
         if is_empty(case.sample.input):
-            raise NothingToScoreError(f"judge {self.name!r} compares with the input, and the sample has none")
+            raise NothingToScoreError(f"the sample has no input, with which judge {self.name!r} compares")
         if is_empty(case.output):
             return self.empty()
         question = _QUESTIONS.format(count=self._count)

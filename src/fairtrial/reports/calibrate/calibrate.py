@@ -255,10 +255,11 @@ class _Data:
             bounds=self.bounds,
             level=self.level,
         )
-        return _figure(found.mean, found.interval, found.n, nothing if found.n == 0 else found.reason)
+        return figure_of(found.mean, found.interval, found.n, nothing if found.n == 0 else found.reason)
 
 
-def _figure(value: float | None, interval: stats.Interval | None, n: int, note: str | None = None) -> Figure:
+def figure_of(value: float | None, interval: stats.Interval | None, n: int, note: str | None = None) -> Figure:
+    """Return a figure with its interval, or with a note on why it has none."""
     if interval is None:
         return Figure(value, None, None, n, None, note or None)
     return Figure(value, interval.low, interval.high, n, interval.method, note or None)
@@ -315,7 +316,7 @@ def _calibration(
         annotators=found.annotators,
         confusion=table,
         **_label_figures(data, table, _correlation(error, together=together)),
-        judge_rate=_figure(overall.mean, overall.interval, overall.trials, overall.reason),
+        judge_rate=figure_of(overall.mean, overall.interval, overall.trials, overall.reason),
         length=_correlation(length, together=together),
         panel=_panel(found, graded, together, level),
         judge_models=models,
@@ -443,7 +444,7 @@ _TOGETHER = "No interval: trials are not independent."
 def _correlation(found: stats.RankCorrelation, *, together: bool) -> Figure:
     if together and found.interval is not None:
         return Figure(found.value, None, None, found.n, None, _TOGETHER)
-    return _figure(found.value, found.interval, found.n, found.reason)
+    return figure_of(found.value, found.interval, found.n, found.reason)
 
 
 def _corrected(data: _Data, label_rate: Figure) -> Figure:
@@ -464,7 +465,7 @@ def _corrected(data: _Data, label_rate: Figure) -> Figure:
 def _corrected_figure(data: _Data, trials: stats.JudgedTrials) -> Figure:
     found = stats.corrected_mean(trials, clusters=data.clusters, bounds=data.bounds, level=data.level)
     note = " ".join([*found.notes, *([found.reason] if found.reason else [])])
-    return _figure(found.estimate, found.interval, found.labelled, note)
+    return figure_of(found.estimate, found.interval, found.labelled, note)
 
 
 def _why_picked(data: _Data, alpha: float) -> str | None:
@@ -488,7 +489,7 @@ def _rogan_gladen(data: _Data, table: JudgeConfusion | None) -> Figure:
     note = " ".join([*found.notes, *([found.reason] if found.reason else [])])
     if data.groups is not None and found.interval is not None:
         return Figure(found.estimate, None, None, found.labelled, None, _TOGETHER)
-    return _figure(found.estimate, found.interval, found.labelled, note)
+    return figure_of(found.estimate, found.interval, found.labelled, note)
 
 
 def _panel(found: CollectedLabels, graded: bool, together: bool, level: float) -> Panel | None:
@@ -511,7 +512,7 @@ def _panel(found: CollectedLabels, graded: bool, together: bool, level: float) -
     return Panel(
         len(people),
         len(shared),
-        _figure(pairs.mean, None if together else pairs.interval, pairs.n, _TOGETHER if together else pairs.reason),
+        figure_of(pairs.mean, None if together else pairs.interval, pairs.n, _TOGETHER if together else pairs.reason),
         fleiss,
         _beyond_chance(
             stats.krippendorff_alpha(ratings, measurement=measurement),
@@ -532,7 +533,7 @@ def _beyond_chance(
         return Figure(value, None, None, n, None, why_none)
     if isinstance(interval, stats.Undefined):
         return Figure(value, None, None, n, None, interval.reason)
-    return _figure(value, interval, n)
+    return figure_of(value, interval, n)
 
 
 def _warnings(

@@ -131,13 +131,14 @@ def _figures(calibration: Calibration, rows: list[_Row]) -> Table:
         "",
         columns,
         tuple(
-            (name, *_cells(figure, share), rests_on if figure is calibration.corrected else f"{figure.n:,}")
+            (name, *figure_cells(figure, share), rests_on if figure is calibration.corrected else f"{figure.n:,}")
             for name, figure, share in rows
         ),
     )
 
 
-def _cells(figure: Figure, share: bool) -> tuple[str, str]:
+def figure_cells(figure: Figure, share: bool) -> tuple[str, str]:
+    """Return a figure and its interval as text."""
     text = formatting.rate if share else formatting.coefficient
     return text(
         figure.value

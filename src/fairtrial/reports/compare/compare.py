@@ -24,6 +24,7 @@ from fairtrial.reports.compare.comparison import (
     SliceTest,
 )
 from fairtrial.reports.compare.pairing import (
+    NOTHING_SCORED,
     ComparisonSettings,
     Pairs,
     SampleChanges,
@@ -42,7 +43,7 @@ from fairtrial.reports.compare.verdicts import (
     adjust,
     detectable,
     samples_needed,
-    sentence,
+    sentences,
     verdict_of,
 )
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan, plan_of_sides
@@ -58,13 +59,14 @@ from fairtrial.reports.figures.metrics import (
     SCORED,
     VALUE,
     ExperimentSource,
+    SingleExperiment,
     is_mean,
     is_ratio,
     measured_metric,
+    source_of,
     unknown_metric,
 )
 from fairtrial.reports.figures.slicing import Slice, SliceBy, cut, name_of_slices, needs, normalize_slices
-from fairtrial.reports.report import EvalReport, ExperimentReport, source_of
 from fairtrial.stats import Heterogeneity, PairedDifference, Undefined, heterogeneity, holm
 
 __all__ = ["DEFAULT_METRICS", "Comparison", "compare"]
@@ -74,8 +76,8 @@ DEFAULT_METRICS = (PASSED, VALUE, REWARD)
 
 
 def compare(
-    baseline: EvalReport | ExperimentReport,
-    *candidates: EvalReport | ExperimentReport,
+    baseline: SingleExperiment,
+    *candidates: SingleExperiment,
     metrics: Sequence[str] | str | None = DEFAULT_METRICS,
     cluster: str | None = None,
     slice_by: SliceBy | Sequence[SliceBy] = (),
@@ -401,6 +403,7 @@ def _record(
     notes = [*found.notes, *([found.reason] if found.reason else [])]
     if not found.n and (absent := _absent(metric.scores, pairs, names)):
         notes = [absent]
+    first, more = sentences(name, names, metric.found, verdict, mde, needed, notes, settings, matters, labels, drawn)
     return MetricComparison(
         metric=name,
         lower_is_better=lower,
@@ -421,7 +424,7 @@ def _record(
         mde=mde,
         needed=needed,
         verdict=verdict,
-        sentence=sentence(name, names, metric.found, verdict, mde, needed, notes, settings, matters, labels, drawn),
+        sentence=f"{first} {more}".rstrip(),
         scored_only=None if sliced else _scored_only(metric.scored, settings, lower, None if unproven else matters),
         same_as=metric.same_as,
         notes=tuple(notes),
@@ -431,6 +434,7 @@ def _record(
         worst=worst,
         drawn=drawn,
         uncounted=metric.scores.left_out,
+        headline=first,
     )
 
 
@@ -465,6 +469,8 @@ def _absent(scores: Scores, pairs: Pairs, names: tuple[str, str]) -> str | None:
     """Return why there is no pair: no sample in common, or a side without a value in this metric."""
     if not pairs.matched:
         return "they have no sample in common."
+    if not pairs.has_scores(scores.metric):
+        return NOTHING_SCORED
     empty = [not side.counts.any() for side in (scores.candidate, scores.baseline)]
     if all(empty):
         return f"neither {names[0]} nor {names[1]} has a trial with a value for {scores.metric}."

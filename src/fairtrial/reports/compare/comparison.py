@@ -12,7 +12,6 @@ from fairtrial.reports.compare.pairing import ChangedSamples
 from fairtrial.reports.figures.analysis_plan import PlanCheck
 from fairtrial.reports.figures.metrics import ExperimentSource
 from fairtrial.reports.render.renderable import Renderable
-from fairtrial.reports.report import EvalReport
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
@@ -78,7 +77,8 @@ class MetricComparison:
     `drawn` says whether the labelled trials are known to be random samples; else the rates only hold if they are.
     `missing` counts the pairs without a value on one side, and `worst` is the interval that holds whatever these would
     have been: None if none is missing, or if the metric has no declared range. "As good as" must hold for `worst` too.
-    `uncounted` are failures of the system that the metric has no worst value for.
+    `uncounted` are failures of the system that the metric has no worst value for. `headline` is the part of `sentence`
+    with the verdict.
     """
 
     metric: str
@@ -110,6 +110,7 @@ class MetricComparison:
     worst: tuple[float, float] | None = None
     drawn: bool | None = None
     uncounted: int = 0
+    headline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,20 +326,6 @@ class DetailedComparison(Renderable):
         from fairtrial.reports.compare.document import comparison_document
 
         return comparison_document(self.comparison, cases, detailed=True)
-
-
-class ComparedReport(Renderable):
-    """The report of a run, shown with comparisons of its experiments with a baseline."""
-
-    def __init__(self, report: EvalReport, comparisons: Sequence[Comparison]) -> None:
-        self._report = report
-        self._comparisons = tuple(comparisons)
-
-    def document(self, cases: int) -> Document:
-        """Return what is shown: the report, with the comparisons before the list of trials."""
-        from fairtrial.reports.compare.document import report_with_comparisons
-
-        return report_with_comparisons(self._report, self._comparisons, cases)
 
 
 def _named(metrics: Sequence[MetricComparison], metric: str) -> MetricComparison:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
-from fairtrial.reports.figures.metrics import is_ratio, is_verdict, verdict_column
+from fairtrial.reports.figures.figures import read_figures
+from fairtrial.reports.figures.metrics import ExperimentSource, is_ratio, is_verdict, run_totals, verdict_column
+from fairtrial.reports.figures.summaries import TotalsAnalysis
 from fairtrial.reports.render import document, plots
-from fairtrial.reports.render.safe_text import sample_title, shown
-from fairtrial.reports.report import EvalReport, ExperimentReport
-from fairtrial.reports.report.trials import sample_of
+from fairtrial.reports.render.safe_text import sample_of, sample_title, shown
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ SHORT = {
 """A verdict as a table has room for it."""
 _SPOKEN_METRICS, _SPOKEN_CANDIDATES = 3, 2
 SHOWN_REPEATS = 3
+_LISTED = 6
 
 
 def comparison_document(comparison: Comparison, cases: int, *, detailed: bool = False) -> document.Document:
@@ -62,23 +63,10 @@ def comparison_document(comparison: Comparison, cases: int, *, detailed: bool = 
         blocks += _plots(comparison)
     if detailed:
         blocks.append(_sides(comparison))
-    blocks.append(document.Remarks(tuple(_remarks(comparison, detailed=detailed))))
+    blocks.append(document.Remarks(tuple(comparison_remarks(comparison, detailed=detailed))))
     if cases and comparison.sources:
         blocks += _flips(comparison, cases)
     return document.Document(_title(comparison), tuple(_about(comparison)), tuple(blocks))
-
-
-def report_with_comparisons(report: EvalReport, comparisons: Sequence[Comparison], cases: int) -> document.Document:
-    """Return the document of a report, with the comparisons before the list of trials."""
-    whole = report.document(cases)
-    trials = [block for block in whole.blocks if isinstance(block, document.Cases)]
-    blocks: list[document.Block] = [block for block in whole.blocks if not isinstance(block, document.Cases)]
-    for comparison in comparisons:
-        found = comparison_document(comparison, cases)
-        blocks += [document.Heading(found.title, found.about), *found.blocks]
-    if cases and trials:
-        blocks.append(document.Heading(report.run.name))
-    return document.Document(whole.title, whole.about, (*blocks, *trials))
 
 
 def _title(comparison: Comparison) -> str:
@@ -161,6 +149,56 @@ def _verdicts(comparison: Comparison, *, detailed: bool) -> Iterator[document.Co
     for name, candidates in undecided.items():
         text = f"no detectable difference between {comparison.baseline.name} and {', '.join(candidates)}."
         yield document.Conclusion(name, text, TONES["no detectable difference"])
+
+
+def headlines(comparison: Comparison, metric: str) -> tuple[document.Conclusion, ...]:
+    """Return the verdicts on one metric in one or two sentences, as a report shows them.
+
+    It is the primary metric of a plan, if there is one. With up to two candidates these are the first sentences of the
+    comparison; more are listed by their verdict.
+    """
+    if comparison.plan is not None:
+        metric = comparison.plan.primary
+    found = [(candidate.name, _distinct(candidate, metric)) for candidate in comparison.candidates]
+    if len(found) <= _SPOKEN_CANDIDATES:
+        return tuple(
+            document.Conclusion(one.metric, one.headline.removeprefix(f"{one.metric}: "), TONES[one.verdict])
+            for _, one in found
+        )
+    by_verdict: dict[str, list[tuple[str, MetricComparison]]] = {}
+    for name, one in found:
+        by_verdict.setdefault(one.verdict, []).append((name, one))
+    parts = [_together(verdict, by_verdict[verdict]) for verdict in TONES if verdict in by_verdict]
+    is_primary = comparison.plan is not None and metric == comparison.plan.primary
+    tests = count_tests(comparison)[0 if is_primary else 1]
+    adjusted = f" p-values are adjusted for {tests} tests." if tests > 1 else ""
+    tones = {TONES[verdict] for verdict in by_verdict}
+    text = f"against {comparison.baseline.name}, {'; '.join(parts)}.{adjusted}"
+    return (document.Conclusion(found[0][1].metric, text, tones.pop() if len(tones) == 1 else ""),)
+
+
+def _distinct(candidate: CandidateComparison, metric: str) -> MetricComparison:
+    """Return the comparison of a metric, or of the one with the same numbers."""
+    one = candidate[metric] if any(one.metric == metric for one in candidate.metrics) else candidate.metrics[0]
+    return one if one.same_as is None else candidate[one.same_as]
+
+
+def _together(verdict: str, found: list[tuple[str, MetricComparison]]) -> str:
+    """Return the candidates with one verdict, those that differ with their figures."""
+    names = [name for name, _ in found]
+    if verdict in ("better", "worse", "higher", "lower"):
+        names = [
+            f"{name} {change(one.metric, one.difference)}{' points' if is_verdict(one.metric) else ''} "
+            f"({span(one.metric, one.low, one.high)}, {_p(one)})"
+            for name, one in found
+        ]
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    word = "no verdict" if verdict == "unknown" else verdict
+    return f"{word}: {', '.join(names[:_LISTED])}{more}"
+
+
+def _p(one: MetricComparison) -> str:
+    return formatting.p_text(one.p if one.adjusted_p is None else one.adjusted_p)
 
 
 def _rows(
@@ -325,7 +363,8 @@ def _sides(comparison: Comparison) -> document.Table:
     return document.Table("Trials (failed: task errors and timeouts, which count as failures)", columns, tuple(rows))
 
 
-def _remarks(comparison: Comparison, *, detailed: bool) -> Iterator[str]:
+def comparison_remarks(comparison: Comparison, *, detailed: bool) -> Iterator[str]:
+    """Yield what has to be known to read a comparison: plan, warnings and, of what is asked for, tests."""
     yield from () if comparison.plan is None else comparison.plan.lines
     yield from comparison.warnings
     drawn = [metric.drawn for candidate in comparison.candidates for metric in candidate.metrics]
@@ -413,17 +452,17 @@ def _plots(comparison: Comparison) -> Iterator[document.Block]:
         yield document.Plot(caption, plots.wins_and_losses(wins, caption, words=words))
     sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
     panels = [
-        plots.Distribution(side.name, part.figures.distribution, part.mean_score)
-        for side, part in zip(sides, _parts(comparison), strict=False)
-        if part.successful
+        plots.Distribution(side.name, read_figures(source).distribution, sums.mean_score)
+        for side, source in zip(sides, comparison.sources, strict=False)
+        if (sums := _sums(source)).successful
     ]
     if panels:
         yield document.Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed"))
 
 
-def _parts(comparison: Comparison) -> list[ExperimentReport]:
-    """Return the compared experiments, baseline first; empty if the comparison was made from numbers alone."""
-    return [ExperimentReport.read(source) for source in comparison.sources]
+def _sums(source: ExperimentSource) -> TotalsAnalysis:
+    found = run_totals(source.store, source.run)
+    return TotalsAnalysis(next(one for one in found if one.experiment == source.name))
 
 
 def _describe(metric: MetricComparison) -> str:

@@ -46,6 +46,7 @@ class ChangedSamples:
         )
 
 
+NOTHING_SCORED = "no trial was scored."
 _NAMED = 3  # Changed samples of a kind that are named.
 
 
@@ -266,6 +267,7 @@ class Pairs:
     repeated_ids: int
     planned: int
     changed: ChangedContents | None = None
+    scored: bool = True  # Whether any trial of either experiment was scored, in slices of them too.
 
     @property
     def rows(self) -> int:
@@ -297,6 +299,10 @@ class Pairs:
         candidate, baseline = self.candidate.take(rows), self.baseline.take(rows)
         changed = None if self.changed is None else self.changed.take(rows)
         return replace(self, candidate=candidate, baseline=baseline, clusters=labels, planned=planned, changed=changed)
+
+    def has_scores(self, metric: str) -> bool:
+        """Return whether there is anything to compare: two systems that only failed are not as good as each other."""
+        return self.scored or metrics.measured_metric(metric) in metrics.COSTS
 
     def missing_values(self, metric: str) -> int:
         """Count planned pairs with at least one trial without a value in this metric."""
@@ -352,6 +358,7 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
         repeated,
         min(baseline.planned, candidate.planned) - repeated if same_plan else len(right.ids),
         changed,
+        scored=any(side.count(metrics.SCORED) for side in (candidate, baseline)),
     )
 
 
@@ -386,8 +393,12 @@ def _same_ids(candidate: Sequence[str], baseline: Sequence[str]) -> bool:
 
 
 def scores_of(pairs: Pairs, metric: str, view: metrics.View, settings: ComparisonSettings) -> Scores:
-    """Return the scores of a metric on both sides; failures count as its worst value, if it has one."""
+    """Return the scores of a metric on both sides; failures count as its worst value, if it has one.
+
+    Where nothing at all was scored, failures count as nothing.
+    """
     sides = (pairs.candidate, pairs.baseline)
+    view = view if pairs.has_scores(metric) else "scored"
     bounds, worst = settings.range_of(metric), settings.worst_of(metric)
     left_out, measured = 0, metrics.measured_metric(metric)
     if worst is None and view != "scored" and measured not in metrics.COSTS:
@@ -415,6 +426,11 @@ def _labelled(
 
 def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> stats.PairedDifference:
     """Compute candidate - baseline with its interval and test."""
+    found = _difference(scores, pairs, settings)
+    return found if pairs.has_scores(scores.metric) else replace(found, reason=NOTHING_SCORED)
+
+
+def _difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> stats.PairedDifference:
     if pairs.watched:
         system = scores.view == "system"
         return difference_at_any_time(

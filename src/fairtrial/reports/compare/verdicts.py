@@ -176,7 +176,7 @@ def is_mcnemar(found: stats.PairedDifference) -> bool:
     return found.test is not None and "McNemar" in found.test
 
 
-def sentence(
+def sentences(
     metric: str,
     names: tuple[str, str],
     found: AdjustedDifference,
@@ -188,13 +188,13 @@ def sentence(
     matters: float | None = None,
     labels: tuple[int, int] | None = None,
     drawn: bool | None = None,
-) -> str:
-    """Return the verdict on one metric as a sentence."""
+) -> tuple[str, str]:
+    """Return the verdict on one metric as a sentence, and what more there is to say of it."""
     candidate, baseline = names
     one, percent, relative = found.difference, is_verdict(metric), is_ratio(metric)
     if one.difference is None or one.interval is None:
         why = " ".join(notes) or "there is no interval."
-        return f"{metric}: {candidate} and {baseline} cannot be compared: {why}"
+        return f"{metric}: {candidate} and {baseline} cannot be compared: {why}", ""
     among = f", adjusted for {found.tests} tests" if found.tests > 1 else ""
     figures = (
         f"{mean_text(one.mean_a, percent=percent)} against {mean_text(one.mean_b, percent=percent)}, "
@@ -207,32 +207,33 @@ def sentence(
         figures += f", by {count(labels[0], 'label')} of {candidate} and {labels[1]:,} of {baseline}"
         figures += "" if drawn else ", if these were drawn at random"
     if verdict == "unknown":
-        return f"{metric}: no verdict on {candidate} and {baseline}: {figures}. {' '.join(one.notes)}"
+        return f"{metric}: no verdict on {candidate} and {baseline}: {figures}. {' '.join(one.notes)}", ""
     size_that_matters = "" if matters is None else size_text(matters, percent=percent, relative=relative)
     if verdict in ("higher", "lower"):
         return (
-            f"{metric}: {candidate} is {verdict} than {baseline}: {figures}. Declare which way is better with "
-            "lower_is_better or higher_is_better (--lower-is-better, --higher-is-better)."
+            f"{metric}: {candidate} is {verdict} than {baseline}: {figures}.",
+            "Declare which way is better with lower_is_better or higher_is_better (--lower-is-better, "
+            "--higher-is-better).",
         )
     if verdict in ("better", "worse"):
         text = f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
         if one.test == stats.BETTING_TEST:
-            return f"{text} {OVERSTATED}"
+            return f"{text} {OVERSTATED}", ""
         if matters is not None and max(abs(one.interval.low), abs(one.interval.high)) < matters:
             text += f" That is less than the {size_that_matters} that matter."
-        return text
+        return text, ""
     if verdict == "as good as":
-        return f"{metric}: {candidate} is as good as {baseline}, within {size_that_matters}: {figures}."
+        return f"{metric}: {candidate} is as good as {baseline}, within {size_that_matters}: {figures}.", ""
     opening = f"no detectable difference between {candidate} and {baseline}"
     if one.test != stats.BETTING_TEST and (mde is None or abs(one.difference) >= mde):
         # The difference is large enough, but there are too few samples.
         opening = f"too few samples to tell {candidate} from {baseline}"
-    parts = [f"{metric}: {opening}: {figures}."]
+    first = f"{metric}: {opening}: {figures}."
     if not one.interval.contains(0.0):
-        parts.append(f"On its own this would count as a difference; among {found.tests} tests it may be chance.")
+        first += f" On its own this would count as a difference; among {found.tests} tests it may be chance."
     if one.test == stats.BETTING_TEST:
-        parts.append("The run used its own results to decide when to stop, so only strong evidence counts.")
-        return " ".join(parts)
+        return first, "The run used its own results to decide when to stop, so only strong evidence counts."
+    parts: list[str] = []
     size = count(one.n, "sample") + ("" if labels is None else " and these labels")
     if not one.wins + one.losses:
         parts.append("Every pair is equal.")
@@ -246,4 +247,4 @@ def sentence(
         if one.clusters is not None:
             enough = f"{samples_text(-(-needed * one.clusters // one.n))} clusters like these ({enough})"
         parts.append(f"Detecting a difference of {size_that_matters} four times in five takes about {enough}.")
-    return " ".join(parts)
+    return first, " ".join(parts)

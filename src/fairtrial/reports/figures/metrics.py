@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.column_cache import cached_totals
@@ -55,6 +55,29 @@ class ExperimentSource:
         """Return the metadata key of clusters in this run; "" if samples were declared independent."""
         key = self.run.config.get("cluster", _CLUSTER_KEY)
         return key if isinstance(key, str) else _CLUSTER_KEY
+
+
+class _HasSource(Protocol):
+    @property
+    def source(self) -> ExperimentSource: ...
+
+
+class SingleExperiment(Protocol):
+    """The report of one experiment: an `ExperimentReport`, or an `EvalReport` that has only one."""
+
+    def only(self, example: str) -> _HasSource:
+        """Return the only experiment; with several, raise an error with the example."""
+        ...
+
+
+def source_of(report: SingleExperiment, example: str) -> ExperimentSource:
+    """Return the source of a report's only experiment; with several, raise an error with the example."""
+    if not hasattr(report, "only"):
+        raise ConfigurationError(
+            f"this must be a report or one of its experiments (got {report!r:.80}): as in "
+            'EvalReport.load("runs.db", "support@1")["baseline"]'
+        )
+    return report.only(example).source
 
 
 type View = Literal["scored", "system", "all"]

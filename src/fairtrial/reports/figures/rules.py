@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.base.foreign import load_toml
-from fairtrial.base.frozen import EMPTY, JSON, FrozenDict
+from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, first_is
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import PASSED, SMALLEST_DIFFERENCE, is_ratio, measured_metric, parse_quantile
 
@@ -52,6 +52,7 @@ class SliceRule:
         return _margins(self)
 
 
+@first_is()
 @dataclass(frozen=True, slots=True)
 class GateRules:
     """The rules of a gate. Change a copy with `dataclasses.replace`.
@@ -239,10 +240,11 @@ def checked_smallest_difference(value: Any) -> float | FrozenDict[str, float]:
 
 
 def _check(rules: GateRules | SliceRule, what: str) -> None:
-    for name in ("min_pass_rate", "margin", "max_missing"):
+    examples = {"min_pass_rate": "0.8, for 80%", "margin": "0.02, for two points", "max_missing": "0.05, for 5%"}
+    for name, example in examples.items():
         value = getattr(rules, name)
         if value is not None and not (_is_number(value) and 0 <= value <= 1):
-            raise ConfigurationError(f"{what}: {name} must be between 0 and 1, such as 0.8 (got {value!r})")
+            raise ConfigurationError(f"{what}: {name} must be between 0 and 1, such as {example} (got {value!r})")
     for name in ("floors", "ceilings", "margins"):
         table = getattr(rules, name)
         if not isinstance(table, Mapping):

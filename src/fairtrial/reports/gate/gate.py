@@ -367,7 +367,7 @@ def _about_unscored(candidate: Columns, checks: Sequence[GateCheck]) -> Iterator
             trials, they, them = f"{unscored:,} trials have scorer errors or are dead letters", "they", "them"
         yield (
             f"{trials}. Whether {they} would have passed is not known: the gate counts {them} as missing and other "
-            'errors as failures. The report shows the pass rate of scored trials, and under "with errors as failures" '
+            'errors as failures. The report shows the pass rate of scored trials, and under "errors as failures" '
             "counts every error."
         )
 

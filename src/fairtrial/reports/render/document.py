@@ -143,6 +143,55 @@ class Cases:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialExample:
+    """One trial of a group: what names it, and its input and output (empty if there is none)."""
+
+    title: str
+    sample_id: str
+    experiment: str
+    repeat: int
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialGroup:
+    """Trials with the same result for the same reason, and some of them as examples.
+
+    `trials` counts all of them; with `at_least` only part of the trials was looked at.
+    """
+
+    result: str
+    tone: Tone
+    reason: str
+    trials: int
+    examples: tuple[TrialExample, ...]
+    at_least: bool = False
+
+    @property
+    def title(self) -> str:
+        """How many trials, their result, and why."""
+        count = f"{self.trials:,}{'+' if self.at_least else ''} x " if self.trials > 1 else ""
+        return f"{count}{self.result}: {self.reason}" if self.reason else f"{count}{self.result}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialGroups:
+    """The worst trials, by reason; `others` counts the trials that failed and are in none of the groups."""
+
+    groups: tuple[TrialGroup, ...]
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Blocks that a page folds until they are asked for. Terminals show them, if a document has them."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heading:
     """The title of a part of a page, with a line or two on what it is about. Shown by HTML and Markdown alone."""
 
@@ -150,7 +199,7 @@ class Heading:
     about: tuple[str, ...] = ()
 
 
-type Block = Table | Conclusion | Remarks | Plot | Cases | Heading
+type Block = Table | Conclusion | Remarks | Plot | Cases | TrialGroups | Details | Heading
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Render a document as one self-contained web page, or as an HTML fragment for a notebook.
 
 Everything is escaped, and a content security policy stands behind the escaping: no images, no fonts, no frames, no
-requests; the one style sheet and the one script, which filters trials, are allowed by their hashes.
+requests; the one style sheet and the one script are allowed by their hashes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from fairtrial.reports.render import document as doc
@@ -25,7 +25,7 @@ _STYLE = """
 font:14px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 @media (prefers-color-scheme:dark){.ft{--ink:#e6edf3;--muted:#9198a1;--rule:#3d444d;--paper:#0d1117;--soft:#151b23;
 --blue:#4493f8;--good:#3fb950;--bad:#f85149;--unsure:#d29922}}
-body.ft{margin:0}.ft main{max-width:1000px;margin:0 auto;padding:24px 20px 60px}
+body.ft{margin:0}.ft main{max-width:1240px;margin:0 auto;padding:24px 20px 60px}
 .ft h1{font-size:22px;line-height:1.3;margin:0 0 6px;overflow-wrap:anywhere}
 .ft .title{font-size:17px;font-weight:600}
 .ft h2{font-size:15px;margin:30px 0 8px;overflow-wrap:anywhere}
@@ -65,15 +65,36 @@ border-radius:6px;padding:4px 8px;max-width:100%}.ft .filter input{flex:1 1 200p
 .ft .trial[open]>summary{font-weight:600}.ft .trial .seen{color:var(--muted);font-weight:400}
 .ft .trial dl details{border:0}.ft .trial dl summary{display:block;color:var(--muted);padding:0 0 4px}
 .ft .pair{display:grid;grid-template-columns:1fr 1fr;gap:0 14px}.ft .pair>div{min-width:0}
+.ft table.worst{table-layout:fixed;width:100%}.ft .worst thead th:first-child{width:170px}
+.ft .worst th,.ft .worst td{white-space:normal;overflow-wrap:anywhere;vertical-align:top;border:0;padding-top:2px;
+padding-bottom:2px}.ft .worst tbody th{color:var(--muted)}
+.ft .worst .why th{color:inherit;border-top:1px solid var(--rule);padding-top:5px}
+.ft .worst div{display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:2;overflow:hidden}
+.ft details.more{margin-top:22px;border-top:1px solid var(--rule)}
+.ft .more>summary{font-size:15px;font-weight:600;padding:10px 0}
+.ft .parts{columns:2 520px;column-gap:40px;padding-bottom:20px}.ft .part{break-inside:avoid}
+.ft .part>h2{margin-top:18px}.ft .parts svg.bar{width:120px}
+@media print{.ft .more:not([open])::details-content{content-visibility:visible;block-size:auto}
+.ft .worst div{-webkit-line-clamp:none;display:block}.ft .filter{display:none}}
 @media (max-width:640px){.ft main{padding:16px 12px 40px}.ft .ft-plot{min-width:620px}
 .ft .trial summary{grid-template-columns:auto 1fr;gap:2px 10px}.ft .trial .seen{grid-column:1/-1}
-.ft .pair{grid-template-columns:1fr}.ft dl{margin-left:0}}
+.ft .pair{grid-template-columns:1fr}.ft dl{margin-left:0}
+.ft .worst thead{position:absolute;clip-path:inset(50%)}.ft .worst tr,.ft .worst td,.ft .worst th{display:block}
+.ft .worst td:last-child{border-left:3px solid var(--rule);padding-left:8px;margin-bottom:6px}}
 """
 _SHEET = _STYLE + PLOT_STYLE
 _PAGE_SHEET = "html{color-scheme:light dark}" + _SHEET  # Pages only: a notebook sets its own background.
 _HASH = base64.b64encode(hashlib.sha256(_PAGE_SHEET.encode()).digest()).decode()
 SCRIPT = """
 (function () {
+  function reachable() {
+    Array.prototype.forEach.call(document.querySelectorAll(".scroll, figure"), function (box) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    });
+  }
+  document.addEventListener("toggle", reachable, true);
+  window.addEventListener("resize", reachable);
+  reachable();
   var box = document.querySelector(".filter");
   var trials = Array.prototype.slice.call(document.querySelectorAll("details.trial"));
   if (!box || !trials.length) return;
@@ -101,7 +122,7 @@ SCRIPT = """
   apply();
 })();
 """
-"""Filters the trials of a page by result, experiment and words. It reads the page and nothing else."""
+"""Lets the keyboard reach what scrolls; filters trials by result, experiment and words. It only reads the page."""
 _SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
     f"default-src 'none'; style-src 'sha256-{_HASH}'; script-src 'sha256-{_SCRIPT_HASH}'; base-uri 'none'; "
@@ -125,7 +146,9 @@ def write_page(document: doc.Document, file: IO[str]) -> None:
     )
     for part in _inside(document):
         file.write(part)
-    if any(isinstance(block, doc.Cases) and block.filter for block in document.blocks):
+    if any(isinstance(block, doc.Cases) and block.filter for block in document.blocks) or any(
+        isinstance(block, doc.Details) for block in document.blocks
+    ):
         file.write(f"<script>{SCRIPT}</script>\n")
     file.write("</main>\n</body>\n</html>\n")
 
@@ -184,9 +207,50 @@ def _block(block: doc.Block) -> Iterator[str]:
             yield f"<h2>{escaped(block.caption)}</h2>\n<figure>{block.svg}</figure>\n"
         case doc.Cases():
             yield from _cases(block)
+        case doc.TrialGroups():
+            yield from trial_groups(block)
+        case doc.Details():
+            yield f'<details class="more"><summary>{escaped(block.title)}</summary>\n<div class="parts">\n'
+            for part in block.blocks:
+                yield from _part(part)
+            yield "</div></details>\n"
         case doc.Heading():
             yield f'<h2 class="part">{escaped(block.title)}</h2>\n'
             yield from (f'<p class="about">{escaped(line)}</p>\n' for line in block.about)
+
+
+def _part(block: doc.Block) -> Iterator[str]:
+    """Yield a block of the details, beside others where there is room."""
+    inside = "".join(_block(block))
+    if inside:
+        yield f'<div class="part">\n{inside}</div>\n'
+
+
+def trial_groups(
+    block: doc.TrialGroups, address: Callable[[doc.TrialExample], str | None] | None = None
+) -> Iterator[str]:
+    """Yield the worst trials by reason; `address` links each to its page."""
+    if not block.groups:
+        return
+    yield '<h2>Worst trials</h2>\n<table class="worst">\n<thead><tr>'
+    yield "".join(f'<th scope="col" class="left">{title}</th>' for title in ("trial", "input", "output"))
+    yield "</tr></thead>\n"
+    for group in block.groups:
+        result, _, reason = group.title.partition(": ")
+        because = f": {escaped(reason)}" if reason else ""
+        yield (
+            '<tbody><tr class="why"><th class="left" scope="rowgroup" colspan="3">'
+            f'<span class="{group.tone}">{escaped(result)}</span>{because}</th></tr>\n'
+        )
+        for one in group.examples:
+            to = None if address is None else address(one)
+            name = escaped(one.title) if to is None else f'<a href="{html.escape(to)}">{escaped(one.title)}</a>'
+            texts = "".join(f'<td class="left"><div>{escaped(text)}</div></td>' for text in (one.input, one.output))
+            yield f'<tr><th class="left" scope="row">{name}</th>{texts}</tr>\n'
+        yield "</tbody>\n"
+    yield "</table>\n"
+    if block.others:
+        yield f'<p class="dim">{block.others:,} more failed or ended in an error.</p>\n'
 
 
 def _table(table: doc.Table) -> Iterator[str]:

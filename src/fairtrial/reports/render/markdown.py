@@ -79,6 +79,19 @@ def _block(block: doc.Block) -> Iterator[str]:
                 yield f"- {_opening(remark)}"
         case doc.Cases():
             yield from _cases(block)
+        case doc.TrialGroups():
+            for group in block.groups:
+                yield f"- {_SIGNS[group.tone]}{escaped(group.title)}"
+                for one in group.examples:
+                    came = f" → {quoted(one.output, 200)}" if one.output else ""
+                    yield f"  - {escaped(one.title)}: {quoted(one.input, 200)}{came}"
+            if block.others:
+                yield f"- and {block.others:,} more"
+        case doc.Details():
+            yield f"<details><summary>{_without_links(html.escape(plain(block.title)))}</summary>"
+            for part in block.blocks:
+                yield from ("", *_block(part))
+            yield from ("", "</details>")
         case doc.Heading():
             yield f"#### {_opening(block.title)}"
             yield from ("", *(escaped(line) + "  " for line in block.about))

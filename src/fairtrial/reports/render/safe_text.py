@@ -10,7 +10,9 @@ from typing import Any
 
 from fairtrial.base import formatting
 from fairtrial.base.codec import dumps, to_json
+from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import CUT_OFF_REASONS
+from fairtrial.errors import StoreError
 from fairtrial.trials.result import EvalResult
 
 # Control characters (escape sequences among them), the separators that break lines, marks that reorder text, and tags,
@@ -137,6 +139,14 @@ def _arguments(arguments: dict[str, Any]) -> str:
 def is_hash(sample_id: str) -> bool:
     """Return whether an id is the hash that a sample without an id gets: it says nothing to people."""
     return _HASH.fullmatch(sample_id) is not None
+
+
+def sample_of(result: EvalResult) -> Sample[Any, Any]:
+    """Return the sample of a result; if only its id could be stored, one that says so, so that the rest is shown."""
+    try:
+        return result.sample
+    except StoreError:
+        return Sample(result.sample_id, "(not stored)")
 
 
 def sample_title(sample_id: str, input: Any) -> str:

@@ -131,6 +131,12 @@ def _block(block: doc.Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
                 yield from _paragraph(remark, width, hanging=2)
         case doc.Cases():
             yield from _cases(block, width)
+        case doc.TrialGroups():
+            yield from _groups(block, width)
+        case doc.Details():
+            for at, part in enumerate(block.blocks):
+                shown = list(_block(part, width, glyphs))
+                yield from ([Text(""), *shown] if at and shown else shown)
         case _:  # Plots are skipped: a table has the same figures.
             return
 
@@ -160,7 +166,37 @@ def _cases(block: doc.Cases, width: int) -> Iterator[Text]:
         yield Text(f"and {block.total - shown:,} more", style="dim")
 
 
+def _groups(block: doc.TrialGroups, width: int) -> Iterator[Text]:
+    """Yield a line for each group, and one for each of its examples: as much as fits of input and output."""
+    for group in block.groups:
+        line = Text(plain(group.title))
+        line.stylize(_STYLES[group.tone], 0, len(plain(group.title).partition(":")[0]))
+        line.truncate(width, overflow="ellipsis")
+        yield line
+        titles = [plain(one.title) for one in group.examples]
+        most = 2 * width // 5
+        short = cut_names(titles, most)
+        titles = [
+            _fitted(short.get(title, title), doc.Column("", "left"), min(most, cell_len(title))) for title in titles
+        ]
+        texts = [[" ".join(plain(text).split()) for text in (one.input, one.output)] for one in group.examples]
+        room = width - 4 - max(map(cell_len, titles), default=0)
+        longest = max((cell_len(text) for _, text in texts), default=0)
+        half = max(room // 2 - 2, room - 4 - longest) if longest else room
+        inputs = cut_names({text for text, _ in texts}, max(half, 10))
+        for title, (asked, answered) in zip(titles, texts, strict=True):
+            line = Text("  ").append(title, style="bold").append(f"  {inputs.get(asked, asked)}")
+            if answered:
+                line.append(" -> ", style="dim").append(answered)
+            line.truncate(width, overflow="ellipsis")
+            yield line
+    if block.others:
+        yield Text(f"and {block.others:,} more", style="dim")
+
+
 def _table(table: doc.Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    if not table.rows:
+        return
     if table.caption:
         yield from _paragraph(table.caption, width, "bold")
     widths = _widths(table, width)

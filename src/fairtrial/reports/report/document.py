@@ -6,27 +6,38 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
 from fairtrial.reports.figures.analysis_plan import check_run
 from fairtrial.reports.figures.error_groups import read_error_groups
-from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
+from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate
 from fairtrial.reports.figures.figures import Figures
-from fairtrial.reports.figures.metrics import COST, CRITERION, ERRORS, TOKENS, code_versions, quantile_name
+from fairtrial.reports.figures.metrics import (
+    COST,
+    CRITERION,
+    ERRORS,
+    NOTHING_SCORED,
+    TOKENS,
+    code_versions,
+    quantile_name,
+)
 from fairtrial.reports.render import plots
 from fairtrial.reports.render.document import (
     Block,
+    Cases,
     Column,
     Content,
+    Details,
     Document,
+    Heading,
     Plot,
     Remarks,
     Section,
     Table,
 )
 from fairtrial.reports.render.safe_text import plain, shown
+from fairtrial.reports.report.answer import MAIN_FIGURES, ReportAnswer, find_answer
 from fairtrial.reports.report.remarks import (
     TITLES,
     adaptive_remarks,
@@ -35,13 +46,16 @@ from fairtrial.reports.report.remarks import (
     history_table,
     span,
     title_of,
+    type_remarks,
     value,
 )
+from fairtrial.reports.report.slices import slice_keys, slice_table
 from fairtrial.reports.report.trials import all_trials, failed_trials
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import TRIAL_FIGURES
 
 if TYPE_CHECKING:
+    from fairtrial.reports.compare.comparison import Comparison
     from fairtrial.reports.report.experiment import ExperimentReport, RunReport
 
 _SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
@@ -58,32 +72,69 @@ _WITH_BARS = 3  # More experiments have no row with a bar for each estimate: the
 _ERROR_GROUPS = 4
 _FEW = 20  # With more trials than this to read, a document is a page that stands alone.
 _PER_CASE = 10  # A page lists ten times as many trials as it would list failures.
-_LOOKED_AT, _MOST_VALUES, _MOST_KEYS = 2_000, 12, 12
+_MOST_KEYS = 12
 _HARDLY = 0.05  # A smaller narrowing of the interval is not worth mentioning.
 
 
-def report_document(report: RunReport, cases: int) -> Document:
-    """Return the document of a run, or of some experiments, with details of at most `cases` trials."""
+def report_document(
+    report: RunReport, cases: int, *, full: bool = False, answer: ReportAnswer | None = None
+) -> Document:
+    """Return the document of a run, or of some experiments: the answer and, on pages or if `full`, the details.
+
+    Pages have details of at most `cases` trials. The answer is computed unless it is at hand.
+    """
     store, run, parts = report.store, report.run, report.parts
+    answer = report_answer(report) if answer is None else answer
+    plan = check_run(run)
+    planned = () if plan is None else (plan.sentence,)
+    if not cases and not full:
+        return Document(_short_title(run, parts), planned, tuple(answer.blocks))
     figures = {part.name: part.figures for part in parts}
-    estimates = _estimates_in_pairs(figures) if len(figures) > _WITH_BARS else [_estimates(figures)]
-    blocks: list[Block] = [*estimates, *history_table(figures, _names(figures)), _counts(parts)]
+    names = _names(figures, [one.figure.name for one in answer.rows if one.figure is not None])
+    in_pairs = len(figures) > _WITH_BARS or not names
+    estimates = _estimates_in_pairs(figures, names) if in_pairs else [_estimates(figures, names)]
+    details: list[Block] = [*estimates, *history_table(figures, _names(figures)), _counts(parts)]
     if any(part.errors for part in parts):
-        blocks.append(Remarks(tuple(_error_groups(store, run, parts))))
-    blocks += [*_per_trial(figures), _costs(parts)]
+        details.append(Remarks(tuple(_error_groups(store, run, parts))))
+    details += [*_per_trial(figures), _costs(parts)]
+    if full or cases > _FEW:
+        details.append(slice_table(slice_keys(store, run), parts))
+    if cases > _FEW:
+        details.append(_parameters(run, parts))
     if cases:
-        blocks += _plots(figures)
-    blocks.append(Remarks(tuple(_remarks(run, parts, code_versions(store, run)))))
-    about = [_about(run, parts)]
-    if (plan := check_run(run)) is not None:
-        about.append(plan.sentence)
+        details += _plots(figures)
+    remarks = _remarks(run, parts, code_versions(store, run))
+    details.append(Remarks(tuple(text for warns, text in remarks if not warns)))
+    about = [_about(run, parts), *planned]
+    blocks: list[Block] = [*answer.blocks, Details("Details", tuple(details))]
     if cases > _FEW:  # A page, to be read without the store: it has what every other screen can be asked for.
         about.append(_circumstances(run))
-        blocks += [_parameters(run, parts), _slices(slice_keys(store, run), parts)]
         blocks.append(all_trials(store, run, parts, cases * _PER_CASE))
     elif cases:
         blocks += failed_trials(store, run, parts, cases)
     return Document(_title(run), tuple(about), tuple(blocks))
+
+
+def report_answer(report: RunReport) -> ReportAnswer:
+    """Return what a report says first."""
+    store, run, parts = report.store, report.run, report.parts
+    warnings = [text for warns, text in _remarks(run, parts, code_versions(store, run)) if warns]
+    return find_answer(store, run, parts, warnings)
+
+
+def report_with_comparisons(report: RunReport, comparisons: Sequence[Comparison], cases: int) -> Document:
+    """Return the document of a report, with the comparisons before the list of trials."""
+    from fairtrial.reports.compare.document import comparison_document
+
+    whole = report.document(cases)
+    trials = [block for block in whole.blocks if isinstance(block, Cases)]
+    blocks: list[Block] = [block for block in whole.blocks if not isinstance(block, Cases)]
+    for comparison in comparisons:
+        found = comparison_document(comparison, cases)
+        blocks += [Heading(found.title, found.about), *found.blocks]
+    if cases and trials:
+        blocks.append(Heading(report.run.name))
+    return Document(whole.title, whole.about, (*blocks, *trials))
 
 
 def _circumstances(run: RunRecord) -> str:
@@ -107,50 +158,17 @@ def _parameters(run: RunRecord, parts: Sequence[ExperimentReport]) -> Table:
     return Table("Parameters of the experiments", columns, rows if keys else ())
 
 
-def _slices(keys: Sequence[str], parts: Sequence[ExperimentReport]) -> Table:
-    """Return the table of the pass rates of slices, for every metadata key with few values."""
-    rows: list[tuple[Content, ...] | Section] = []
-    several = len(parts) > 1
-    for key in keys:
-        rows.append(Section(plain(key, limit=_NAME)))
-        found = [
-            (part.name, one)
-            for part in parts
-            for one in slice_estimates(part.source, key)
-            if any(estimate.name == "pass_rate" for estimate in one.estimates)
-        ]
-        for experiment, one in sorted(found, key=lambda pair: one_of(pair[1])):
-            rate = one["pass_rate"]
-            cells = (one_of(one), *((experiment,) if several else ()))
-            rows.append((*cells, f"{rate.n:,}", value(rate, rate.value), span(rate), bar(rate, (0.0, 1.0))))
-    columns = (
-        Column("slice", "left", name=True),
-        *((Column("experiment", "left", name=True),) if several else ()),
-        Column("n"), Column("pass rate"), Column("interval"), Column("0 to 1", "left", bar=True),
-    )  # fmt: skip
-    return Table("Slices", columns, tuple(rows))
-
-
-def one_of(part: SliceEstimates) -> str:
-    """Return the metadata value that the samples of a slice share."""
-    return plain(part.name.partition(" = ")[2] or part.name, limit=_NAME)
-
-
-def slice_keys(store: RunStore, run: RunRecord) -> list[str]:
-    """Return the metadata keys with two to `_MOST_VALUES` different texts in the first samples."""
-    values: dict[str, set[str]] = {}
-    seen = 0
-    for _, sample in islice(store.samples(run.run_id), _LOOKED_AT):
-        seen += 1
-        for key, found in sample.metadata.items():
-            if isinstance(found, str | bool):
-                values.setdefault(key, set()).add(str(found))
-    return [key for key, found in values.items() if 1 < len(found) <= min(_MOST_VALUES, seen // 2)][:_MOST_KEYS]
-
-
 def _title(run: RunRecord) -> str:
     took = "" if run.took_seconds is None else f" in {formatting.duration(run.took_seconds * 1000)}"
     return f"{plain(run.suite, limit=_NAME)}  run {run.run_id}, {run.status}{took}"
+
+
+def _short_title(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
+    total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
+    trials = "" if total == planned else f", {total:,} of {planned:,} trials"
+    repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    samples = formatting.count(run.dataset_size, "sample")
+    return f"{_title(run)}: {samples}{repeats}{trials}, scored by {plain(run.evaluator, limit=_NAME)}"
 
 
 def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
@@ -163,11 +181,11 @@ def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
     )
 
 
-def _names(figures: Mapping[str, Figures]) -> list[str]:
-    """Return the estimates to show, without those that repeat others; a remark names these."""
+def _names(figures: Mapping[str, Figures], shown: Sequence[str] = ()) -> list[str]:
+    """Return the estimates to show, without those shown before and those that repeat others; a remark names these."""
     names = dict.fromkeys(estimate.name for figure in figures.values() for estimate in figure.estimates)
-    repeated = _repeated(figures)
-    return [name for name in names if name not in repeated]
+    left_out = (*_repeated(figures), *shown)
+    return [name for name in names if name not in left_out]
 
 
 def _repeated(figures: Mapping[str, Figures]) -> list[str]:
@@ -197,7 +215,7 @@ def _key(estimate: Estimate | None) -> tuple[object, ...] | None:
     return (*(None if number is None else round(number, 12) for number in numbers), estimate.n, estimate.trials)
 
 
-def _estimates(figures: Mapping[str, Figures]) -> Table:
+def _estimates(figures: Mapping[str, Figures], names: Sequence[str]) -> Table:
     repeats, clusters = _has_repeats(figures), _has_clusters(figures)
     columns = [
         Column("", "left", name=True),
@@ -211,7 +229,7 @@ def _estimates(figures: Mapping[str, Figures]) -> Table:
     rows: list[tuple[Content, ...] | Section] = []
     criteria = _criteria(figures)
     section = ""
-    for name in _names(figures):
+    for name in names:
         if len(figures) > 1:
             rows.append(Section(f"mean of {name}" if name in criteria else title_of(name)))
         elif (new := _section(name, criteria)) != section:
@@ -254,15 +272,15 @@ def _interval_title(figures: Mapping[str, Figures]) -> str:
     return f"{formatting.level(levels.pop())} interval" if len(levels) == 1 else "interval"
 
 
-def _estimates_in_pairs(figures: Mapping[str, Figures]) -> list[Table]:
+def _estimates_in_pairs(figures: Mapping[str, Figures], names: Sequence[str]) -> list[Table]:
     """Return tables with at most two estimates side by side and a row for each experiment."""
-    return [_pair_table(figures, title, pair) for title, pair in _pairs(figures)]
+    return [_pair_table(figures, title, pair) for title, pair in _pairs(figures, names)]
 
 
-def _pairs(figures: Mapping[str, Figures]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def _pairs(figures: Mapping[str, Figures], names: Sequence[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the caption of each table, and its estimates with the titles of their columns."""
     criteria = _criteria(figures)
-    left = _names(figures)
+    left = list(names)
 
     def take(*names: str) -> list[str]:
         """Return the remaining names if their numbers of samples agree, else only the first of them."""
@@ -449,28 +467,33 @@ def _origin(run: RunRecord) -> Iterator[str]:
             yield f"{remark[:1].upper()}{remark[1:]}."
 
 
-def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -> Iterator[str]:
-    yield from _origin(run)
-    yield from () if (plan := check_run(run)) is None else plan.lines
+def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -> Iterator[tuple[bool, str]]:
+    """Yield all remarks on a run, each with whether it warns: then it belongs to the answer, else to the details."""
     repeated = _repeated({part.name: part.figures for part in parts})
     scored = any(part.successful for part in parts)
     if scored and "pass_rate_all" in repeated:
-        yield "With errors as failures, the figures are the same."
+        yield False, "With errors as failures, the figures are the same."
     if scored and "mean_score" in repeated:
-        yield "The mean score has the same figures as the pass rate."
+        yield False, "The mean score has the same figures as the pass rate."
     yield from adaptive_remarks(run)
     if run.repeats > 1:
-        yield "Repeats of one sample are not independent, so they do not count as more samples."
+        yield False, "Repeats of one sample are not independent, so they do not count as more samples."
+    by_remark: dict[tuple[bool, str], list[str]] = {}
+    for part in parts:
+        for told in _figure_remarks(part.figures):
+            by_remark.setdefault(told, []).append(part.name)
+    for (warns, remark), names in by_remark.items():
+        yield warns, remark if len(names) == len(parts) else f"{', '.join(names)}: {remark}"
+    yield from ((True, text) for text in _warnings(run, parts, versions))
+
+
+def _warnings(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -> Iterator[str]:
+    yield from _origin(run)
+    yield from () if (plan := check_run(run)) is None else plan.lines
     # The samples are the same in every experiment of a run.
     yield from dict.fromkeys(
         part.figures.repeated_inputs.remark for part in parts if part.figures.repeated_inputs is not None
     )
-    experiments_by_remark: dict[str, list[str]] = {}
-    for part in parts:
-        for remark in _figure_remarks(part.figures):
-            experiments_by_remark.setdefault(remark, []).append(part.name)
-    for remark, names in experiments_by_remark.items():
-        yield remark if len(names) == len(parts) else f"{', '.join(names)}: {remark}"
     cut_off = sum(part.cut_off_calls for part in parts)
     if cut_off:
         answers = "1 answer was" if cut_off == 1 else f"{cut_off:,} answers were"
@@ -487,6 +510,7 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
         trials, them = formatting.count(count, "trial"), "it" if count == 1 else "them"
         yield f"{trials} could not be scored; run the same command again to score {them} without calling the task."
+    yield from type_remarks(result for part in parts for result in part.failed_samples())
     stopped = run.noted.stopped
     if stopped:
         yield f"ended early: {stopped}"
@@ -495,16 +519,19 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -
         yield f"results of {word} code versions: the code changed while the run was unfinished"
 
 
-def _figure_remarks(figures: Figures) -> Iterator[str]:
-    """Yield the remarks on the figures of one experiment."""
-    yield from _split(figures)
-    yield from history_remarks(figures)
+def _figure_remarks(figures: Figures) -> Iterator[tuple[bool, str]]:
+    """Yield the remarks on the figures of one experiment; those on figures that only details have do not warn."""
+    yield from ((False, text) for text in _split(figures))
+    yield from ((True, text) for text in history_remarks(figures))
     by_note: dict[str, list[str]] = {}
     for estimate in figures.estimates:
         if estimate.note:
-            by_note.setdefault(estimate.note, []).append(title_of(estimate.name))
+            by_note.setdefault(estimate.note, []).append(estimate.name)
     for note, names in by_note.items():
-        yield note if len(names) == len(figures.estimates) else f"{note} ({', '.join(names)})"
+        warns = any(name in MAIN_FIGURES for name in names)
+        titles = ", ".join(map(title_of, names))
+        every = len(names) == len(figures.estimates) or (warns and note == NOTHING_SCORED)
+        yield warns, note if every else f"{note} ({titles})"
 
 
 def _split(figures: Figures) -> Iterator[str]:
@@ -529,6 +556,20 @@ def _split(figures: Figures) -> Iterator[str]:
 
 
 def _plots(figures: Mapping[str, Figures]) -> list[Block]:
+    blocks: list[Block] = []
+    if len(figures) > _WITH_BARS:  # Tables of fewer experiments have bars.
+        blocks.append(interval_plot(figures))
+    panels = []
+    for experiment, figure in figures.items():
+        mean = figure.get("mean_score")
+        panels.append(plots.Distribution(experiment, figure.distribution, None if mean is None else mean.value))
+    if any(sum(panel.counts) for panel in panels):
+        blocks.append(Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed")))
+    return blocks
+
+
+def interval_plot(figures: Mapping[str, Figures]) -> Plot:
+    """Return a drawing of the main estimates and the criteria; tables have their numbers."""
     rows = []
     repeated = _repeated(figures)
     criteria = _criteria(figures)
@@ -544,11 +585,4 @@ def _plots(figures: Mapping[str, Figures]) -> list[Block]:
                 text = f"{value(estimate, estimate.value)} ({span(estimate)})"
                 label = experiment if len(figures) > 1 else title
                 rows.append(plots.IntervalRow(label, bar(estimate, figure.bounds[name]), text))
-    panels = []
-    for experiment, figure in figures.items():
-        mean = figure.get("mean_score")
-        panels.append(plots.Distribution(experiment, figure.distribution, None if mean is None else mean.value))
-    blocks: list[Block] = [Plot("Intervals", plots.intervals(rows, "Estimates with their intervals", percent=False))]
-    if any(sum(panel.counts) for panel in panels):
-        blocks.append(Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed")))
-    return blocks
+    return Plot("Intervals", plots.intervals(rows, "Estimates with their intervals", percent=False))

@@ -10,7 +10,7 @@ from fairtrial.base.frozen import JSON
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import CRITERION, ExperimentSource, run_totals
 from fairtrial.reports.figures.summaries import TotalsAnalysis, group_by, summarize
-from fairtrial.reports.render.renderable import WithTestCases
+from fairtrial.reports.render.renderable import Renderable, WithTestCases
 from fairtrial.reports.report.results import Results, TrialTable
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.result import EvalResult
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
+    from fairtrial.reports.compare.comparison import Comparison
     from fairtrial.reports.figures.estimates import Estimate
     from fairtrial.reports.figures.figures import Figures
     from fairtrial.reports.render.document import Document
+    from fairtrial.reports.report.answer import ReportAnswer
     from fairtrial.stats import Interval
 
 
@@ -42,6 +44,16 @@ class RunReport(WithTestCases):
 
         return report_document(self, cases)
 
+    def answer(self) -> ReportAnswer:
+        """Return what is shown first: a row for each experiment, how they compare, the worst trials, next commands."""
+        from fairtrial.reports.report.document import report_answer
+
+        return report_answer(self)
+
+    def in_detail(self) -> DetailedReport:
+        """Return the same report, to be printed with criteria, means, quantiles and slices."""
+        return DetailedReport(self)
+
     def to_json(self) -> dict[str, JSON]:
         """Return all figures as JSON values; docs/reference/json.md describes them."""
         from fairtrial.reports.report.run_json import report_json
@@ -53,6 +65,35 @@ class RunReport(WithTestCases):
         from fairtrial.reports.report.run_json import write_run
 
         write_run(self, file)
+
+
+class DetailedReport(Renderable):
+    """A report that is printed with every detail."""
+
+    __slots__ = ("_report",)
+
+    def __init__(self, report: RunReport) -> None:
+        self._report = report
+
+    def document(self, cases: int) -> Document:
+        """Return what is shown, with at most `cases` trials of each kind."""
+        from fairtrial.reports.report.document import report_document
+
+        return report_document(self._report, cases, full=True)
+
+
+class ComparedReport(Renderable):
+    """The report of a run, shown with comparisons of its experiments with a baseline."""
+
+    def __init__(self, report: RunReport, comparisons: Sequence[Comparison]) -> None:
+        self._report = report
+        self._comparisons = tuple(comparisons)
+
+    def document(self, cases: int) -> Document:
+        """Return what is shown: the report, with the comparisons before the list of trials."""
+        from fairtrial.reports.report.document import report_with_comparisons
+
+        return report_with_comparisons(self._report, self._comparisons, cases)
 
 
 class ExperimentReport(TotalsAnalysis, RunReport):
@@ -73,6 +114,10 @@ class ExperimentReport(TotalsAnalysis, RunReport):
     def parts(self) -> Sequence[ExperimentReport]:
         """The experiment itself."""
         return (self,)
+
+    def only(self, example: str) -> ExperimentReport:
+        """Return the experiment itself."""
+        return self
 
     @property
     def planned(self) -> int:

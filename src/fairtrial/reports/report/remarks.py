@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 from fairtrial.base import formatting
 from fairtrial.base.formatting import change_text, count, range_text, rate
+from fairtrial.errors import FairtrialError
 from fairtrial.reports.figures.estimates import Estimate
 from fairtrial.reports.figures.figures import Figures
 from fairtrial.reports.figures.metrics import CRITERION, OVERSTATED, is_verdict
 from fairtrial.reports.render.document import Bar, Block, Column, Table
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.result import EvalResult
 
 
-def adaptive_remarks(run: RunRecord) -> list[str]:
-    """Return the remarks: how many samples were analysed, the resulting figures, and what they leave out."""
+def adaptive_remarks(run: RunRecord) -> Iterator[tuple[bool, str]]:
+    """Yield how many samples were analysed, the resulting figures, and what they leave out; and whether it warns."""
     note = run.noted.adaptive
     if note is None:
-        return []
+        return
     how = "The run stopped by its own rule" if note.stopped else "The run could have stopped by its own rule"
     first = f"{how}: the figures are those of the first {note.samples:,} of {note.planned:,} samples."
     if note.rule.decides is not None:
-        first += " Because the run watched its own results, these wider intervals replace the usual ones:"
-    lines = [first]
+        first += " Because the run watched its own results, the intervals are wider than usual."
+    yield True, first
     for name, part in note.experiments.items():
         label = f"{name}: " if len(note.experiments) > 1 else ""
         estimate = "-" if part.estimate is None else rate(part.estimate)
         worst = "its" if part.missing == 1 else "their"
         missing = f", {part.missing:,} not scored and taken at {worst} worst" if part.missing else ""
-        lines.append(f"{label}pass rate {estimate} ({rate(part.low)} to {rate(part.high)}{missing})")
+        yield bool(missing), f"{label}pass rate {estimate} ({rate(part.low)} to {rate(part.high)}{missing})"
     pair = note.pair
     if pair is not None:
         percent = not pair.graded
         difference = change_text(pair.estimate, percent=percent)
         verdict = f"is {pair.verdict} than" if pair.verdict else "cannot be told from"
         chance = f"chance alone does this in at most 1 run of {1 / pair.p_value:,.0f}" if pair.verdict else ""
-        lines.append(
+        yield (
+            False,
             f"{pair.candidate} {verdict} {pair.baseline}: {difference} "
             f"({range_text(pair.low, pair.high, percent=percent)}), {count(pair.wins, 'win')}, "
-            f"{count(pair.losses, 'loss', 'losses')}{'; ' if chance else ''}{chance}."
+            f"{count(pair.losses, 'loss', 'losses')}{'; ' if chance else ''}{chance}.",
         )
         if pair.verdict and note.stopped:
-            lines.append(OVERSTATED)
+            yield True, OVERSTATED
     if note.beyond:
         beyond = count(note.beyond, "result")
         are = "is" if note.beyond == 1 else "are"
-        lines.append(f"{beyond} after those samples {are} stored, but not in these figures.")
-    return lines
+        yield True, f"{beyond} after those samples {are} stored, but not in these figures."
 
 
 TITLES = {
@@ -117,3 +122,34 @@ def history_remarks(figure: Figures) -> Iterator[str]:
     for reason, names in reasons.items():
         every = len(names) == sum(one.history is not None for one in figure.estimates)
         yield f"The history is not used{'' if every else ' for ' + ', '.join(names)}. {reason}"
+
+
+_READ_FAILURES = 200  # With one that differs in more than its type, the first, no other is read.
+
+
+def type_remarks(failures: Iterable[EvalResult[Any]]) -> Iterator[str]:
+    """Yield a remark if everything that failed, as far as it is read, differs from what was expected by type only."""
+    first: EvalResult[Any] | None = None
+    for result in islice(failures, _READ_FAILURES):
+        try:
+            expected = result.sample.expected
+        except FairtrialError:  # The sample was never stored, or the result has no store: nothing to compare with.
+            return
+        if not _same_but_for_type(result.output, expected):
+            return
+        first = first or result
+    if first is not None:
+        output, wanted = (
+            f"{plain(repr(value))[:40]} ({type(value).__name__})" for value in (first.output, first.sample.expected)
+        )
+        yield (
+            f"All failures differ from the expected value by type only, such as {output} from {wanted}: "
+            "convert the output in the task, or the values of the dataset."
+        )
+
+
+def _same_but_for_type(output: object, expected: object) -> bool:
+    if isinstance(output, str) == isinstance(expected, str):
+        return False
+    text, other = (output, expected) if isinstance(output, str) else (expected, output)
+    return str(text).strip() == str(other) or str(text).strip() == json.dumps(other, default=str)

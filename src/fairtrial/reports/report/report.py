@@ -425,16 +425,6 @@ def _check_types(store: object, run: object) -> None:
     )
 
 
-def source_of(report: EvalReport | ExperimentReport, example: str) -> ExperimentSource:
-    """Return the source of a report's only experiment; with several, raise an error with the example."""
-    if not isinstance(report, EvalReport | ExperimentReport):
-        raise ConfigurationError(
-            f"this must be a report or one of its experiments (got {report!r:.80}): as in "
-            'EvalReport.load("runs.db", "support@1")["baseline"]'
-        )
-    return (report.only(example) if isinstance(report, EvalReport) else report).source
-
-
 def sources_of(report: EvalReport | ExperimentReport) -> list[ExperimentSource]:
     """Return the sources of all experiments of a report."""
     return [part.source for part in report.parts]

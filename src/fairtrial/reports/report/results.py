@@ -155,12 +155,17 @@ class Results(Sequence[EvalResult]):
     def __getitem__(self, index: int) -> EvalResult: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[EvalResult]: ...
-    def __getitem__(self, index: int | slice) -> EvalResult | Sequence[EvalResult]:
+    def __getitem__(self, index: Any) -> EvalResult | Sequence[EvalResult]:
         if isinstance(index, slice):
             positions = range(len(self))[index]
             if positions.step > 0:
                 return tuple(islice(self, positions.start, positions.stop, positions.step))
             return tuple(self)[index]
+        if isinstance(index, str):
+            raise TypeError(
+                f"results are numbered, as in results[0]; those of a sample are "
+                f"[result for result in report.results if result.sample_id == {index!r}]"
+            )
         position = range(len(self))[index]  # Raises IndexError, and counts from the end, as sequences do.
         if position < _READ_IN_ORDER:
             return next(islice(self, position, None))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from fairtrial.base import formatting
 from fairtrial.base.codec import to_json
-from fairtrial.data.sample import Sample
-from fairtrial.errors import StoreError
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.reports.render import document
-from fairtrial.reports.render.safe_text import envelopes, sample_title, session_lines, shown
+from fairtrial.reports.render.safe_text import envelopes, sample_of, sample_title, session_lines, shown
 from fairtrial.reports.report.run_json import moment, tokens_of
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.store.export import cell_text
@@ -104,14 +102,6 @@ def repeats_criteria(why: str, score: Score) -> bool:
     for metric in sorted(score.criteria, key=lambda metric: -len(metric.reason)) if len(score.criteria) > 1 else ():
         why = why.replace(f"{metric.name}: {metric.reason}", "") if metric.reason else why
     return not why.strip("; ")
-
-
-def sample_of(result: EvalResult) -> Sample[Any, Any]:
-    """Return the sample of a result; if only its id could be stored, one that says so, so that the rest is shown."""
-    try:
-        return result.sample
-    except StoreError:
-        return Sample(result.sample_id, "(not stored)")
 
 
 def case(result: EvalResult, title: str, *, whole: bool = False) -> document.TrialDetails:

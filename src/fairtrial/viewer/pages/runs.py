@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, get_args
@@ -10,11 +11,12 @@ from typing import Any, cast, get_args
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from fairtrial.base.codec import from_json
 from fairtrial.base.formatting import open_range, rate
 from fairtrial.errors import FairtrialError, UnknownRunError
 from fairtrial.reports.figures.summaries import TotalsAnalysis
-from fairtrial.reports.render.document import Bar
-from fairtrial.reports.render.html import bar_svg
+from fairtrial.reports.render.document import Bar, TrialGroups
+from fairtrial.reports.render.html import bar_svg, trial_groups
 from fairtrial.reports.render.plots import IntervalRow, intervals
 from fairtrial.reports.report.run_json import listed_run
 from fairtrial.reports.run_names import rerun_command, resume_command
@@ -22,10 +24,11 @@ from fairtrial.runs.run_lease import active_owner, with_current_status
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, Totals
 from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
-from fairtrial.viewer.question import STATES, Question
+from fairtrial.viewer.question import STATES, Links, Question
 from fairtrial.viewer.text import Html
 
 _SHOWN = 30
+_SHOWN_TAGS = 200
 _IN_HISTORY = 50
 _PATIENCE_SECONDS = 1.0
 
@@ -67,13 +70,18 @@ class RunShown:
     owner: str | None = None
     resume: str = ""
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags as the command line takes them."""
+        return tuple(_pair(*one) for one in self.run.tags.items())
+
 
 async def runs_page(viewer: Viewer, request: Request) -> Response:
     """List the runs, newest first."""
     query = request.query_params
-    suite, status = query.get("suite", ""), query.get("status", "")
+    suite, status, tag = (query.get(name, "") for name in ("suite", "status", "tag"))
     before = query.get("before", "")
-    listed = await viewer.read(_listed, viewer, suite, status)
+    listed = await viewer.read(_listed, viewer, suite, status, tag)
     start = next((place + 1 for place, run in enumerate(listed) if run.run_id == before), 0)
     page = listed[start : start + _SHOWN]
     totals = {run.run_id: await viewer.read(viewer.totals, run) for run in page}
@@ -82,16 +90,39 @@ async def runs_page(viewer: Viewer, request: Request) -> Response:
         return JSONResponse({"format": "fairtrial.runs/1", "runs": runs})
     rows = await asyncio.gather(*(_row(viewer, run, totals[run.run_id]) for run in page))
     older = page[-1].run_id if start + _SHOWN < len(listed) else ""
-    suites = sorted({run.suite for run in await viewer.read(viewer.store.runs)})
+    every = await viewer.read(viewer.store.runs)
+    suites = sorted({run.suite for run in every})
+    tags = sorted({_pair(*one) for run in every for one in run.tags.items()} | ({tag} if tag else set()))
     return viewer.render(
         request, "runs.html", title="Runs", rows=rows, suites=suites, suite=suite, status=status,
-        statuses=get_args(RunStatus.__value__), older=older, total=len(listed),
+        statuses=get_args(RunStatus.__value__), older=older, total=len(listed), tag=tag, tags=tags[:_SHOWN_TAGS],
+        compared=_compared(page),
     )  # fmt: skip
 
 
-def _listed(viewer: Viewer, suite: str, status: str) -> list[RunRecord]:
+def _listed(viewer: Viewer, suite: str, status: str, tag: str) -> list[RunRecord]:
     found = [with_current_status(viewer.store, run) for run in viewer.store.runs(suite=suite or None)]
-    return [run for run in found if status in ("", run.status)]
+    return [
+        run
+        for run in found
+        if status in ("", run.status) and (not tag or tag in (_pair(*one) for one in run.tags.items()))
+    ]
+
+
+def _pair(key: str, value: str) -> str:
+    """Return a tag as the command line takes it."""
+    return f"{key}={value}"
+
+
+def _compared(page: list[RunRecord]) -> tuple[str, str]:
+    """Return what is likely to be compared: the last run's first two experiments, or the run before it of its suite."""
+    if not page:
+        return "", ""
+    newest = next((run for run in page if run.status != "running"), page[0])
+    if len(newest.experiments) > 1:
+        return f"{newest.name}:{newest.experiments[0]}", f"{newest.name}:{newest.experiments[1]}"
+    earlier = next((run for run in page if run.suite == newest.suite and run.number < newest.number), newest)
+    return f"{earlier.name}:{earlier.experiments[0]}", f"{newest.name}:{newest.experiments[0]}"
 
 
 async def _row(viewer: Viewer, run: RunRecord, totals: list[Totals]) -> RunShown:
@@ -188,12 +219,23 @@ async def report_page(viewer: Viewer, request: Request) -> Response:
     others = [other for other in await viewer.read(viewer.store.runs, suite=run.suite, limit=20) if other != run]
     return viewer.render(
         request, "report.html", title=run.name, run=run, rows=rows, states=STATES, stored=stored, others=others,
-        about=() if found is None else found["about"], report=Html("" if found is None else found["html"]),
-        problem=problem, computing=bool(problem) and not failed,
+        **report_parts(found, run, links), problem=problem, computing=bool(problem) and not failed,
         owner=await viewer.read(active_owner, viewer.store, run.run_id),
         again="" if run.imported else rerun_command(run),
         resume=resume_command(run) if run.status in RESUMABLE and not run.imported else "", tab="report",
     )  # fmt: skip
+
+
+def report_parts(found: Mapping[str, Any] | None, run: RunRecord, links: Links) -> dict[str, Any]:
+    """Return what the page of a report shows of its figures: nothing while there are none."""
+    if found is None:
+        return {"about": (), "report": Html(""), "worst": Html(""), "details": Html("")}
+    groups = from_json(TrialGroups, found["groups"])
+    worst = trial_groups(groups, lambda one: links.trial(run, one.experiment, one.sample_id, one.repeat))
+    return {
+        "about": found["about"], "report": Html(found["html"]), "worst": Html("".join(worst)),
+        "details": Html(found["details"]),
+    }  # fmt: skip
 
 
 def count_state(totals: Any, state: str) -> int:
