@@ -156,7 +156,7 @@ class TestFailures:
         cli("run", "evals.py", "--quiet")
         lines = cli("trials", "doubles", "--failed").out.splitlines()
         assert lines[:4] == [
-            "task error: ValueError: that is too hard (evals.py:15)",
+            "task error: evals.py:15: ValueError: that is too hard",
             "  three  3",
             "failed: expected 9, got 8",
             "  four  4 -> 8",
