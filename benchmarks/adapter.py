@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -99,6 +100,8 @@ def ratio(rates: dict[str, list[float]], other: str) -> float:
 
 
 def main() -> None:
+    from figures import figure  # beside this file
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=5000)
     parser.add_argument("--concurrency", type=int, default=100)
@@ -112,8 +115,13 @@ def main() -> None:
         print(
             f"{name:8} {statistics.median(rates[name]):7.0f} calls/s  {statistics.median(costs[name]):5.2f} ms CPU/call"
         )
-    for other in ("sdk", "sdk_raw", "aiohttp"):
-        print(f"adapter / {other:8} {ratio(rates, other):.2f}")
+    each = {name: statistics.median(values) * 1000 for name, values in costs.items()}
+    what = f"calls through `OpenAIAdapter`, {given.concurrency} at once{', with reasoning' if given.reasoning else ''}"
+    kept = True
+    for other, name, limit in (("sdk", "the SDK's `create`", 0.9), ("aiohttp", "bare aiohttp", None)):
+        cpu = {"cpu_us": each["adapter"], "bare_cpu_us": each[other]}
+        kept &= figure(f"{what}, against {name}", ratio(rates, other), "x the throughput", at_least=limit, **cpu)
+    sys.exit(0 if kept else 1)
 
 
 if __name__ == "__main__":

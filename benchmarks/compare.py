@@ -126,6 +126,8 @@ def against(where: str, commit: str, rounds: int, slice_by: list[str]) -> list[t
 
 def main() -> int:
     """Print what a comparison takes, or how it compares with another commit."""
+    from figures import figure  # beside this file
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("samples", nargs="?", type=int, default=100_000)
     parser.add_argument("metrics", nargs="?", type=int, default=10)
@@ -150,10 +152,13 @@ def main() -> int:
                 print("  " + ", ".join(f"{before:.2f} -> {now:.2f}" for before, now in pairs))
                 print(f"  ratio {ratios[-1]:.2f} (limit {options.limit:g})", flush=True)
             return 1 if max(ratios) > options.limit else 0
+        kept = True
         for slice_by in ([], ["topic"]):
             found = measure(where, slice_by)
-            print(f"{size}, slices {slice_by or 'none'}: {found['seconds']:.1f} s, {found['grown_mb']:.0f} MB")
-    return 0
+            what = f"first comparison, {size}{', by slices' if slice_by else ''}"
+            kept &= figure(what, found["cpu_seconds"], "s of CPU", at_most=15)
+            kept &= figure(f"{what}: growth of memory", found["grown_mb"], "MB", at_most=400)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -103,12 +103,16 @@ def main() -> None:
         print(json.dumps(asyncio.run(work(options.worker, options.trials, options.seconds, options.lease))))
         return
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.figures import figure
     from benchmarks.mailbox import server
 
     with server() as url:
         figures = measure(url, options.trials, options.seconds, options.lease)
     for name, value in figures.items():
         print(json.dumps({"figure": name, "value": value}))
+    what = f"{options.trials:,} trials of {options.seconds:g} s at once in one worker"
+    figure(f"{what}: memory", figures["peak_mb"], "MB", at_most=options.limit_mb)
+    figure(f"{what}: leases lost", figures["lease_losses"], at_most=0)
     whole = figures["received"] == figures["scored"] == figures["at_once"] == options.trials
     if not whole or figures["lease_losses"] or figures["peak_mb"] > options.limit_mb:
         raise SystemExit("not all of them were held, or memory went over the limit")

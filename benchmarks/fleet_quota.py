@@ -46,6 +46,7 @@ from fairtrial.models.limiter import AdaptiveLimiter, Limiter, Permit, Verdict
 
 LATENCY = 0.1
 AT_ONCE = 30
+HOW = {"known": "one quota", "adaptive": "one quota that they are not told", "alone": "each with a limiter of its own"}
 FILL = 0.97
 """The share of the quota that `FleetLimiter` uses by default, and the reference too."""
 
@@ -224,6 +225,8 @@ async def reservation_seconds(url: str, *, at_once: int, times: int = 200) -> fl
 
 def compare_costs(urls: dict[str, str], *, rounds: int = 5) -> None:
     """Print how long a reservation takes on each server, measured in turns, and the ratio."""
+    from benchmarks.figures import figure
+
     for at_once in (1, 10):
         found: dict[str, list[float]] = {name: [] for name in urls}
         for _ in range(rounds):
@@ -232,7 +235,8 @@ def compare_costs(urls: dict[str, str], *, rounds: int = 5) -> None:
         each = {name: statistics.median(values) for name, values in found.items()}
         ratio = statistics.median(ours / theirs for ours, theirs in zip(found["postgres"], found["redis"], strict=True))
         shown = ", ".join(f"{name} {value * 1000:.2f} ms" for name, value in each.items())
-        print(f"one reservation, {at_once} at once: {shown}; PostgreSQL / Redis {ratio:.2f}")
+        print(f"one reservation, {at_once} at once: {shown}")
+        figure(f"a reservation of `FleetLimiter`, {at_once} at once, PostgreSQL against Redis", ratio, "x the time")
 
 
 @contextmanager
@@ -276,25 +280,24 @@ def main() -> int:
     mode = "adaptive" if given.adaptive else "alone" if given.alone else "known"
     sizes = {name: getattr(given, name) for name in ("workers", "quota", "seconds", "burst", "light")}
     with servers(given.server, snapshot=given.snapshot) as urls:
-        good = [_print(name, mode, run(url, mode=mode, **sizes)) for name, url in urls.items()]
+        what = f"{given.workers} processes {'by aiohttp' if given.light else 'by `OpenAIAdapter`'}, {HOW[mode]}"
+        good = [_print(name, mode, what, run(url, mode=mode, **sizes)) for name, url in urls.items()]
         if given.server == "both":
             compare_costs(urls)
     return 0 if all(good) or mode != "known" else 1
 
 
-def _print(server: str, mode: str, found: Outcome) -> bool:
+def _print(server: str, mode: str, what: str, found: Outcome) -> bool:
     """Print an outcome, and return whether it is good for a quota that is known."""
-    print(
-        f"{server}, {mode}: {found.used:.1%} of the quota used, {found.refused:.2%} refused, "
-        f"calls by worker {found.calls}"
-    )
-    print(
-        f"constant rates without a limiter: {found.reference:.1%}; of what was possible: {found.used_of_possible:.1%}"
-    )
-    print(
-        f"smallest share {found.smallest_share:.2f} of the mean; {found.blocks_per_call:.2f} blocks asked for per call"
-    )
-    return found.used_of_possible >= 0.9 and found.refused < 0.02 and found.smallest_share >= 0.5
+    from benchmarks.figures import figure
+
+    print(f"{server}: {found.used:.1%} of the quota used, constant rates without a limiter {found.reference:.1%}")
+    print(f"calls by worker {found.calls}, {found.blocks_per_call:.2f} blocks asked for per call")
+    limits = [0.9, 2, 0.5] if mode == "known" else [None, None, None]
+    what = f"{what}{f' in {server}' if mode != 'alone' else ''}"
+    kept = figure(f"{what}: used, of constant rates", found.used_of_possible, "x", at_least=limits[0])
+    kept &= figure(f"{what}: refused", 100 * found.refused, "%", at_most=limits[1])
+    return kept & figure(f"{what}: smallest share, of the mean", found.smallest_share, "x", at_least=limits[2])
 
 
 if __name__ == "__main__":

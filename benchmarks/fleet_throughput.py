@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import bare_postgres  # noqa: E402 - found by the line above
 from benchmarks.bare_messages import BATCH, WINDOW, make_reply, make_request, row_of  # noqa: E402
+from benchmarks.figures import figure  # noqa: E402
 
 
 @contextmanager
@@ -271,11 +272,13 @@ def main() -> None:
         return
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     transactions: dict[str, list[int]] = {"ours": [], "bare": []}
+    cpu_us: list[float] = []
     for _ in range(options.rounds):  # Turn by turn, so that a busy neighbour troubles both.
         with tempfile.TemporaryDirectory() as folder:
             engine, snapshot = options.mailbox, options.snapshot
             measured = ours(Path(folder), options.trials, options.workers, engine=engine, snapshot=snapshot)
             rates["ours"].append(measured.per_second)
+            cpu_us.append(measured.cpu_seconds / options.trials * 1e6)
         with tempfile.TemporaryDirectory() as folder:
             if engine == "redis":
                 rates["bare"].append(bare(Path(folder), options.trials, options.workers))
@@ -297,6 +300,11 @@ def main() -> None:
             }
         )
     )
+    what = f"no-op trials through {options.workers} workers on {options.mailbox}"
+    what += ", a snapshot open" if options.snapshot else ""
+    name, used = f"{what}, against the bare client", statistics.median(cpu_us)
+    figure(name, ratio, "x the throughput", at_least=options.floor or None, cpu_us=used)
+    figure(what, statistics.median(rates["ours"]), "per second")
     if options.profile:
         _profile(options.trials, options.workers, options.mailbox)
     if ratio < options.floor:

@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.figures import figure
 from fairtrial.errors import MailboxConnectionError
 from fairtrial.fleet import EvalLoopConfig
 from fairtrial.fleet.queues import connect_broker
@@ -87,8 +88,10 @@ def measure(url: str, pid: int | None, workers: int, seconds: float) -> int:
     cores = (last.cpu - first.cpu) / seconds
     print(f"{workers:,} idle workers, {seconds:g} s")
     if pid is not None:
-        print(f"server: {last.connections - before.connections:,} connections, {cores:.1%} of one core,")
-        print(f"        {(last.memory - before.memory) / 1e6:.1f} MB more memory")
+        what = f"{workers:,} idle workers on {'PostgreSQL' if url.startswith('postgresql') else 'Redis'}"
+        figure(f"{what}: CPU of the server", 100 * cores, "% of one core", at_most=100 * MAX_CORES)
+        figure(f"{what}: connections", last.connections - before.connections)
+        figure(f"{what}: memory of the server", (last.memory - before.memory) / 1e6, "MB")
     print(f"workers: {cpu / len(processes):.1%} of one core for each process of {PER_PROCESS}")
     print(f"answered afterwards: {answered:,} of {workers:,} messages")
     return 0 if answered == workers and cores <= MAX_CORES else 1

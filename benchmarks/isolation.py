@@ -77,8 +77,13 @@ async def measure(calls: int, rounds: int) -> None:
     found = {name: statistics.median(times) for name, times in seen.items()}
     for name, seconds in found.items():
         print(f"  {name:16} {seconds * 1e6:10.0f} us")
-    print(f"warm call / bare pipe round trip: {found['isolated'] / found['pipe']:.1f} x")
-    print(f"first call / bare interpreter start: {found['isolated start'] / found['bare start']:.1f} x")
+    from figures import figure  # beside this file
+
+    for name, ours, bare in (
+        ("call in a child process, against a round trip through a bare pipe", "isolated", "pipe"),
+        ("first call in a child process, against the start of an interpreter", "isolated start", "bare start"),
+    ):
+        figure(name, found[ours] / found[bare], f"x the wall time ({found[ours] * 1000:.3g} ms)")
 
 
 if __name__ == "__main__":

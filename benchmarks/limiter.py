@@ -72,7 +72,9 @@ def compare(calls: int, cap: int, latency: float, workers: int = 200) -> tuple[O
     return fixed, adaptive
 
 
-def main() -> None:
+def main() -> int:
+    from figures import figure  # beside this file
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--cap", type=int, default=40)
@@ -84,8 +86,11 @@ def main() -> None:
             f"{name:8} {outcome.rate:6.0f} calls/s  failed {outcome.failed}  refused {outcome.refused} "
             f"({outcome.refused_late:.1%} after warm-up)  episodes {outcome.episodes}"
         )
-    print(f"adaptive / fixed {adaptive.rate / fixed.rate:.3f}")
+    what = f"adaptive limiter, server refusing above {given.cap}"
+    kept = figure(f"{what}, against that fixed limit", adaptive.rate / fixed.rate, "x the throughput", at_least=0.85)
+    kept &= figure(f"{what}: refused after warm-up", 100 * adaptive.refused_late, "%", at_most=5)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -128,6 +128,8 @@ def grouping(count: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
+    from figures import figure  # beside this file
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--completions", type=int, default=2_000)
     parser.add_argument("--rollouts", type=int, default=10_000)
@@ -137,16 +139,17 @@ def main() -> int:
     grouped = grouping(options.rollouts, options.rounds)
     limit = SCORING_FACTOR * scored["bare_ms"] + SCORING_SECONDS * 1e3
     ratio = grouped["groups_ms"] / grouped["sql_ms"]
-    print(
-        f"scoring a completion: {scored['bare_ms']:.4f} ms bare, {scored['reward_ms']:.4f} ms through the reward "
-        f"function (at most {limit:.4f} ms)"
-    )
-    print(
-        f"grouping {options.rollouts:,} rollouts: {grouped['sql_ms']:.1f} ms to read their rows by plain SQL "
-        f"({grouped['slim_ms']:.1f} ms for the columns in groups), {grouped['groups_ms']:.1f} ms as groups: "
-        f"{ratio:.2f} times (at most {GROUPING_FACTOR:g})"
-    )
-    return int(scored["reward_ms"] > limit or ratio > GROUPING_FACTOR)
+    kept = figure(
+        "a reward for a completion", scored["reward_ms"] * 1000, "us of CPU", at_most=limit * 1000,
+        cpu_us=scored["reward_ms"] * 1000, bare_cpu_us=scored["bare_ms"] * 1000,
+    )  # fmt: skip
+    what = f"{options.rollouts:,} rollouts as groups, against their rows by bare SQL"
+    cpu = {
+        "cpu_us": grouped["groups_ms"] / options.rollouts * 1000,
+        "bare_cpu_us": grouped["sql_ms"] / options.rollouts * 1000,
+    }
+    kept &= figure(what, ratio, "x the CPU time", at_most=GROUPING_FACTOR, **cpu)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ import time
 from collections import Counter
 from pathlib import Path
 from sys import path
+from typing import Any
 
 path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.figures import figure
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match
 from fairtrial.fleet import EvalLoopConfig, SqsBroker
 from fairtrial.store.memory import MemoryStore
@@ -81,7 +83,12 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(CREDENTIALS)
     with SqsServer() as server:
-        print(json.dumps(asyncio.run(measure(options, server.url(linger=options.linger)))))
+        found: dict[str, Any] = asyncio.run(measure(options, server.url(linger=options.linger)))
+    print(json.dumps(found))
+    what = f"billed requests to SQS per trial of {options.seconds:g} s (emulator)"
+    figure(what, found["total_per_trial"])
+    for kind, count in found["requests_per_trial"].items():
+        figure(f"{what}: {kind}", count)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.figures import figure
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TokenUsage, open_store
 from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.store import RunRecord, RunStore
@@ -240,10 +241,11 @@ def tiled(url: str, times: int, rounds: int) -> int:
     print(f"{columns.extent:,} trials by their columns:")
     bare = statistics.median(found["bare numpy"][1:])
     late = False
-    for name, times_ms in found.items():
-        middle = statistics.median(times_ms[1:])  # The first round wrote the repeated columns.
-        late |= middle > TILED_MS
-        print(f"{name:<26}{middle:>9.1f} ms of CPU, {middle / bare:.1f} times one filter and its order in bare numpy")
+    for name in list(found)[:-1]:
+        middle = statistics.median(found[name][1:])  # The first round wrote the repeated columns.
+        cpu = {"cpu_us": middle * 1000, "bare_cpu_us": bare * 1000}
+        what = f"{columns.extent:,} trials by their columns: {name}"
+        late |= not figure(what, middle, "ms of CPU", at_most=TILED_MS, **cpu)
     return int(late)
 
 
@@ -306,30 +308,28 @@ def main() -> int:
         print(f"{given.trials:,} trials made in {time.process_time() - began:.0f} s of CPU")
         pages = Pages(url)
         print(f"start to first page {pages.started_seconds:.1f} s, memory then {pages.memory_mb():.0f} MB")
+        start = pages.cpu_ms()
         times, cpu = measure(pages, given.trials, given.rounds)
         memory = pages.memory_mb()
         pages.stop()
-        missed = show(times, cpu, memory, None if given.store else bare_page(database, given.rounds))
+        where = f"{given.trials:,} trials on {'PostgreSQL' if given.store else 'SQLite'}"
+        missed = show(where, times, cpu, memory, None if given.store else bare_page(database, given.rounds))
+        figure(f"{where}: viewer, start to the first page", pages.started_seconds, "s", cpu_us=start * 1000)
         return tiled(url, given.tiles, 10) | missed
 
 
-def show(times: dict[str, list[float]], cpu: dict[str, float], memory: float, bare: float | None) -> int:
-    """Print the table; return 1 if a target was missed."""
-    missed = 0
-    print(f"{'request':<26}{'p50 ms':>9}{'p95 ms':>9}{'target':>9}{'CPU ms':>9}")
+def show(where: str, times: dict[str, list[float]], cpu: dict[str, float], memory: float, bare: float | None) -> int:
+    """Print the figures; return 1 if a target was missed."""
+    kept = True
     for name, found in times.items():
         p95 = sorted(found)[min(len(found) - 1, int(0.95 * len(found)))]
-        target: Any = TARGETS.get(name, "")
-        late = bool(target) and p95 > target
-        missed += late
-        spent = f"{cpu[name]:.0f}" if name in cpu else ""
-        row = f"{name:<26}{statistics.median(found):>9.1f}{p95:>9.1f}{target:>9}{spent:>9}"
-        print(f"{row}{'  missed' if late else ''}")
+        spent = cpu[name] * 1000 if name in cpu else None
+        kept &= figure(f"{where}: {name}, p95", p95, "ms", at_most=TARGETS.get(name), cpu_us=spent)
     if bare is not None:
         ratio = statistics.median(times["first page"]) / bare
-        print(f"bare SQL for the rows of the first page: {bare:.2f} ms; the page takes {ratio:.0f} times that")
-    print(f"memory of the server {memory:.0f} MB (target {MEMORY_MB})")
-    return int(missed > 0 or memory > MEMORY_MB)
+        figure(f"{where}: first page, p50, against the bare SQL for its rows", ratio, "x the time")
+    kept &= figure(f"{where}: memory of the viewer", memory, "MB", at_most=MEMORY_MB)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":
