@@ -3,7 +3,7 @@
     python benchmarks/compare.py [SAMPLES] [METRICS] [REPEATS] [--against COMMIT] [--limit 1.5] [--rounds 3]
 
 Two runs are written to an SQLite store in a temporary folder; then a fresh process opens it, reads both runs, and
-compares them on all metrics. Printed are the seconds of the comparison and the growth of its memory over what it had
+compares them on all metrics. Printed are the CPU seconds of the comparison and the growth of its memory over that
 after its imports. With --against, the sources of that commit compare the same store in turns with those at hand, on one
 core; printed is the ratio of the CPU seconds (the median of the rounds), and a ratio above the limit fails.
 """

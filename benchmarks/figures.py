@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+ENGINES = {"redis": "Redis", "postgres": "PostgreSQL", "sqlite": "SQLite"}
+
 
 def figure(
     name: str,
@@ -53,10 +55,12 @@ def cpu(line: dict[str, Any]) -> str:
     """Return the CPU time per call of a figure that depends on the processor, or nothing."""
     if "cpu_us" not in line:
         return ""
-    bare = f", bare {_number(line['bare_cpu_us'])} us" if "bare_cpu_us" in line else ""
-    return f"{_number(line['cpu_us'])} us{bare}"
+    return _time(line["cpu_us"]) + (f", bare {_time(line['bare_cpu_us'])}" if "bare_cpu_us" in line else "")
+
+
+def _time(us: float) -> str:
+    return f"{_number(us)} us" if us < 10_000 else f"{_number(us / 1000)} ms"
 
 
 def _number(value: float) -> str:
-    """Return a number with three digits, or all of those before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

@@ -128,7 +128,7 @@ def main() -> None:
         asyncio.run(serve(options.serve))
         return
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from benchmarks.figures import figure
+    from benchmarks.figures import ENGINES, figure
     from benchmarks.fleet_throughput import queue
 
     with tempfile.TemporaryDirectory() as folder, queue(Path(folder), options.mailbox) as (url, _):
@@ -140,7 +140,7 @@ def main() -> None:
         ("request_to_reply", "a request to a `MainLoop` in another process and its reply", options.limit_ms or None),
         ("trial_over_two_hops", "a trial over two hops", None),
     ):
-        name, cpu_us = f"{what}, on {options.mailbox}", figures[f"{key}_cpu_us"]
+        name, cpu_us = f"{what}, on {ENGINES[options.mailbox]}", figures[f"{key}_cpu_us"]
         kept &= figure(f"{name}, p50", figures[f"{key}_p50_ms"], "ms", at_most=limit, cpu_us=cpu_us)
         figure(f"{name}, p99", figures[f"{key}_p99_ms"], "ms")
     if not kept:

@@ -289,12 +289,12 @@ def main() -> int:
 
 def _print(server: str, mode: str, what: str, found: Outcome) -> bool:
     """Print an outcome, and return whether it is good for a quota that is known."""
-    from benchmarks.figures import figure
+    from benchmarks.figures import ENGINES, figure
 
     print(f"{server}: {found.used:.1%} of the quota used, constant rates without a limiter {found.reference:.1%}")
     print(f"calls by worker {found.calls}, {found.blocks_per_call:.2f} blocks asked for per call")
     limits = [0.9, 2, 0.5] if mode == "known" else [None, None, None]
-    what = f"{what}{f' in {server}' if mode != 'alone' else ''}"
+    what = f"{what}{f', in {ENGINES[server]}' if mode != 'alone' else ''}"
     kept = figure(f"{what}: used, of constant rates", found.used_of_possible, "x", at_least=limits[0])
     kept &= figure(f"{what}: refused", 100 * found.refused, "%", at_most=limits[1])
     return kept & figure(f"{what}: smallest share, of the mean", found.smallest_share, "x", at_least=limits[2])

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import bare_postgres  # noqa: E402 - found by the line above
 from benchmarks.bare_messages import BATCH, WINDOW, make_reply, make_request, row_of  # noqa: E402
-from benchmarks.figures import figure  # noqa: E402
+from benchmarks.figures import ENGINES, figure  # noqa: E402
 
 
 @contextmanager
@@ -300,7 +300,7 @@ def main() -> None:
             }
         )
     )
-    what = f"no-op trials through {options.workers} workers on {options.mailbox}"
+    what = f"no-op trials through {options.workers} workers on {ENGINES[options.mailbox]}"
     what += ", a snapshot open" if options.snapshot else ""
     name, used = f"{what}, against the bare client", statistics.median(cpu_us)
     figure(name, ratio, "x the throughput", at_least=options.floor or None, cpu_us=used)

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from figures import figure  # beside this file
+from figures import ENGINES, figure  # beside this file
 from viewer import Pages
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
@@ -129,7 +129,7 @@ def main() -> int:
     def middle(runs: list[dict[str, Any]], name: str) -> float:
         return statistics.median(one[name] for one in runs)
 
-    what = f"a page that follows a run of {given.trials:,} trials on {given.engine}"
+    what = f"a page that follows a run of {given.trials:,} trials on {ENGINES[given.engine]}"
     ratio = middle(followed, "seconds") / middle(alone, "seconds")
     each = {
         "cpu_us": middle(followed, "cpu") / given.trials * 1e6,

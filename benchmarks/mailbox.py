@@ -29,7 +29,7 @@ import redis.asyncio
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import bare_postgres
-from benchmarks.figures import figure
+from benchmarks.figures import ENGINES, figure
 from fairtrial.mailbox import (
     Mailbox,
     Message,
@@ -249,11 +249,12 @@ def main() -> None:
             figures = asyncio.run(measure_postgres(postgres.new_database(), count, options.rounds))
     for name, value in figures.items():
         print(json.dumps({"figure": name, "value": value}))
-    what = f"messages on {options.mailbox}, one process, batches of {BATCH}"
+    engine = ENGINES[options.mailbox]
+    what = f"messages on {engine}, one process, batches of {BATCH}"
     figure(f"{what}: received and acknowledged, against the bare client", figures["work_ratio"], "x the throughput")
     figure(f"{what}: sent, against the bare client", figures["send_ratio"], "x the throughput")
     figure(f"{what}: received and acknowledged", figures["our_work_per_s"], "per second")
-    figure(f"message and reply on {options.mailbox}, p50", figures["reply_p50_ms"], "ms")
+    figure(f"message and reply on {engine}, p50", figures["reply_p50_ms"], "ms")
     if figures["work_ratio"] < options.floor:
         raise SystemExit(f"{figures['work_ratio']} of the bare loop is under {options.floor}")
 

@@ -88,7 +88,8 @@ def main() -> None:
     what = f"billed requests to SQS per trial of {options.seconds:g} s (emulator)"
     figure(what, found["total_per_trial"])
     for kind, count in found["requests_per_trial"].items():
-        figure(f"{what}: {kind}", count)
+        if count >= 0.01:
+            figure(f"{what}: `{kind}`", count)
 
 
 if __name__ == "__main__":
