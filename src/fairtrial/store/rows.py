@@ -56,8 +56,6 @@ REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "re
 DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
 SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata", "input_hash")
 
-_quoted = json.encoder.encode_basestring
-
 _OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("attempt")
 EXECUTION = RESULT_COLUMNS.index("execution")
 _INT64 = (1 << 63) - 1
@@ -387,8 +385,6 @@ def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -
 
 def _json(value: Any) -> str:
     """Return the same text as `dumps`, but faster for plain JSON values."""
-    if type(value) is str:
-        return _quoted(value) if value.isascii() and "\0" not in value else dumps(value)
     if type(value) is int and -_INT64 <= value <= _INT64:
         return str(value)
     if type(value) is dict or type(value) is FrozenDict:
