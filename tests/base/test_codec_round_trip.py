@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -13,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -382,6 +384,63 @@ def test_different_content_has_different_canonical_forms(one: object, other: obj
         assert canonical(one) != canonical(other)
     elif same_text:
         assert canonical(one) == canonical(other)
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Count(int):
+    pass
+
+
+def written_plainly(value: Any) -> Any:
+    """What is encoded, by the rules of the table in `base.codec` and without their implementation."""
+    if isinstance(value, enum.Enum):
+        return written_plainly(value.value)
+    if isinstance(value, str):
+        return re.sub("[\0\ufdd0\ud800-\udfff]", lambda found: f"\ufdd0{ord(found[0]):04x}", str.__str__(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return "\ufdd0nan" if math.isnan(value) else "\ufdd0inf" if value > 0 else "\ufdd0-inf"
+    if isinstance(value, dict):
+        return {str(written_plainly(key)): written_plainly(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [written_plainly(item) for item in value]
+    return int(value) if isinstance(value, Count) else value
+
+
+def nested(depth: int, leaf: Any) -> Any:
+    value = leaf
+    for level in range(depth):
+        value = [value] if level % 2 else {"inner": value}
+    return value
+
+
+limits = st.sampled_from(
+    [-0.0, 0.0, 5e-324, 1.7976931348623157e308, 1e16, 1e-5, 1e22, 2.0**53, 0.1, math.nan, math.inf]
+)
+subclasses = texts.map(Name) | st.integers().map(Count) | st.sampled_from([*Colour, *Level])
+anything = st.recursive(
+    scalars | limits | st.floats() | subclasses,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(texts | texts.map(Name), inner, max_size=4)
+        | st.dictionaries(st.integers() | st.integers().map(Count) | st.sampled_from(Level), inner, max_size=4)
+        | st.builds(nested, st.integers(0, 60), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(anything | texts)
+@example("\ud800\0\ufdd0")
+@example([-0.0, 1e16, 1e-5, 10**4000, Name("\ud800"), {Count(1): {Level.LOW: "\0"}}])
+def test_what_is_written_is_what_the_standard_library_writes_byte_for_byte(value: Any) -> None:
+    plain, compact = written_plainly(value), (",", ":")
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=compact)
+    assert dumps(value) == text
+    sorted_text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=compact, sort_keys=True)
+    assert canonical(value) == sorted_text.encode()
 
 
 @given(st.sets(texts | st.integers() | st.booleans(), max_size=6))

@@ -329,6 +329,8 @@ class Leaf(Scorer):
         if case.guarded and self._isolate_if is not None and self._isolate_if(args[0], args[1]):
             raise NeedsIsolationError
         result = self._fn(*args, **kwargs)
+        if type(result) is Score:
+            return result
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()

@@ -306,12 +306,18 @@ def _reward(metrics: tuple[Metric, ...]) -> float | None:
     return weighted_mean((metric.value, metric.weight) for metric in metrics) if metrics else None
 
 
+PASSED = Score(1.0)
+"""The score of what passes: one object for all trials, because it cannot be changed."""
+FAILED = Score(0.0)
+"""The score of what fails without a reason."""
+
+
 def as_score(result: Any, name: str) -> Score:
     """Convert the return value of an evaluator to a score."""
     if isinstance(result, Score):
         return result
     if isinstance(result, bool):
-        return Score(1.0 if result else 0.0, result)
+        return PASSED if result else FAILED
     if isinstance(result, int | float):
         return Score(result)
     if isinstance(result, Mapping):

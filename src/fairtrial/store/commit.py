@@ -94,7 +94,7 @@ class Batch:
         # Sample ordinal -> id, for every sample a result or the caller names.
         self.ids = {place: sample.id for place, sample in self.samples.items()}
         self._encoder = Encoder(run, number, redactor, compress)
-        self._encoder.search_ids(given)
+        self._encoder.search_batch(given)
         encode = self._encoder.entry
         entries: list[Entry] = []
         name_of = self.ids.setdefault

@@ -56,11 +56,12 @@ REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "re
 DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
 SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata", "input_hash")
 
-_quoted = json.encoder.encode_basestring
-
 _OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("attempt")
 EXECUTION = RESULT_COLUMNS.index("execution")
 _INT64 = (1 << 63) - 1
+_SHORT = 4_096  # Characters of a text that is searched for secrets together with others.
+# Farther than any format of a credential looks beside a match, so that each text gives what it gives alone.
+_APART = "\n" * 128
 MAX_TRIALS = (1 << 32) - 1  # Sums find the slowest trial by packing its ordinal into 32 bits.
 
 
@@ -100,13 +101,20 @@ class Encoder:
         self._compress = compress
         self._redacted: set[RedactedPart] = set()  # Of the current result.
         self._score_names: dict[str, str] = {}  # As JSON, those without secrets.
-        self._ids_are_clean = False
+        self._ids_are_clean = self._texts_are_clean = False
         self.extra_usage = False  # Whether a result had one of `EXTRA_USAGE` or an unknown ending.
 
-    def search_ids(self, results: Sequence[EvalResult]) -> None:
-        """Search the ids of all results for secrets at once; each is searched by itself only if that finds one."""
-        with suppress(AttributeError, TypeError):  # Something is no result: `entry` refuses it.
+    def search_batch(self, results: Sequence[EvalResult]) -> None:
+        """Search the ids of all results for secrets at once, and then their short outputs and transcripts.
+
+        Each is searched by itself only if that finds something.
+        """
+        with suppress(AttributeError, TypeError, UnicodeError):  # Something is no result: `entry` refuses it.
             self._ids_are_clean = self._redactor.find("\n".join(result.key[2] for result in results)) is None
+            outputs = [text for result in results if (text := result.output_json) and len(text) <= _SHORT]
+            snapshots = [data for result in results if (data := result.snapshot) and len(data) <= _SHORT]
+            joined = _APART.join([*outputs, *[data.decode("utf-8") for data in snapshots]])
+            self._texts_are_clean = self._redactor.text(joined) is joined
 
     def entry(self, result: EvalResult) -> Entry:
         """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
@@ -184,10 +192,11 @@ class Encoder:
         metadata_json = self._json("metadata", dumps(metadata)) if metadata else None
         output = self._output(result)
         transcript = None
-        if result.snapshot is not None:
-            snapshot = redactor.data(result.snapshot)
-            if snapshot is not result.snapshot:
-                redacted.add("transcript")
+        if (snapshot := result.snapshot) is not None:
+            if not (self._texts_are_clean and len(snapshot) <= _SHORT):
+                snapshot = redactor.data(snapshot)
+                if snapshot is not result.snapshot:
+                    redacted.add("transcript")
             transcript = self._compress(snapshot)
         row = (
             self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
@@ -213,7 +222,8 @@ class Encoder:
             text = dumps(result.output)
         if "\0" in text:
             raise RefusedEntryError("its output_json holds a NUL; the codec would have escaped it")
-        return self._json("output", text)
+        searched = self._texts_are_clean and text is result.output_json and len(text) <= _SHORT
+        return text if searched else self._json("output", text)
 
     def _text(self, part: RedactedPart, text: str) -> str:
         escaped = escape_text(text)
@@ -387,8 +397,6 @@ def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -
 
 def _json(value: Any) -> str:
     """Return the same text as `dumps`, but faster for plain JSON values."""
-    if type(value) is str:
-        return _quoted(value) if value.isascii() and "\0" not in value else dumps(value)
     if type(value) is int and -_INT64 <= value <= _INT64:
         return str(value)
     if type(value) is dict or type(value) is FrozenDict:

@@ -283,32 +283,39 @@ class EvalResult(Generic[OutputT]):
             source = _DirectSource(sample, _session_of(trajectory))
         if source is not None and type(metadata) is not ResultMetadata:
             metadata = ResultMetadata(metadata, source, key, ordinal)
-        set_field = object.__setattr__
-        set_field(self, "key", key)
-        set_field(self, "ordinal", ordinal)
-        set_field(self, "outcome", outcome)
-        set_field(self, "score", score)
-        set_field(self, "output", output)
-        set_field(self, "latency_ms", latency_ms)
-        set_field(self, "usage", usage)
-        set_field(self, "error", error)
-        set_field(self, "stage", stage)
-        set_field(self, "attempt", attempt)
-        set_field(self, "execution", execution)
-        set_field(self, "started_at", started_at)
-        set_field(self, "metadata", metadata)
-        set_field(self, "judge_cost_usd", judge_cost_usd)
-        set_field(self, "cache_hits", cache_hits)
-        set_field(self, "unpriced_calls", unpriced_calls)
-        set_field(self, "unpriced_judge_calls", unpriced_judge_calls)
-        set_field(self, "cut_off_calls", cut_off_calls)
-        set_field(self, "refused_calls", refused_calls)
-        set_field(self, "unknown_endings", unknown_endings)
-        set_field(self, "redacted_parts", redacted_parts)
-        set_field(self, "code", code)
-        set_field(self, "output_json", output_json)
-        set_field(self, "snapshot", snapshot)
-        set_field(self, "source", source)
+        made: Any = self if type(self) is EvalResult else object.__new__(_Unfrozen)
+        if made is self:
+            object.__setattr__(self, "__class__", _Unfrozen)
+        made.key = key
+        made.ordinal = ordinal
+        made.outcome = outcome
+        made.score = score
+        made.output = output
+        made.latency_ms = latency_ms
+        made.usage = usage
+        made.error = error
+        made.stage = stage
+        made.attempt = attempt
+        made.execution = execution
+        made.started_at = started_at
+        made.metadata = metadata
+        made.judge_cost_usd = judge_cost_usd
+        made.cache_hits = cache_hits
+        made.unpriced_calls = unpriced_calls
+        made.unpriced_judge_calls = unpriced_judge_calls
+        made.cut_off_calls = cut_off_calls
+        made.refused_calls = refused_calls
+        made.unknown_endings = unknown_endings
+        made.redacted_parts = redacted_parts
+        made.code = code
+        made.output_json = output_json
+        made.snapshot = snapshot
+        made.source = source
+        if made is self:
+            made.__class__ = EvalResult
+        else:  # A subclass, which may have another layout.
+            for name in _Unfrozen.__slots__:
+                object.__setattr__(self, name, getattr(made, name))
 
     def __eq__(self, other: object) -> bool:
         """Compare what the trial gave: a stored result, which knows its sample, equals the one that was stored."""
@@ -419,6 +426,12 @@ class EvalResult(Generic[OutputT]):
 
 
 allow_type_arguments(EvalResult)
+
+
+class _Unfrozen(Generic[OutputT]):
+    """What a result is while it is made: the same object, to which 25 fields are assigned in a quarter of the time."""
+
+    __slots__ = EvalResult.__slots__
 
 
 def new_execution() -> int:

@@ -445,11 +445,12 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
     try:
         if scorer.quick and not scorer.needs_session:
             # It does not await, so a timeout could not interrupt it.
-            with contextlib.suppress(NeedsIsolationError):
-                state.score = scorer.score_now(
-                    Case(sample, state.output, run_id=key.run_id, guarded=True, environment=context.environment)
-                )
+            case = Case(sample, state.output, run_id=key.run_id, guarded=True, environment=context.environment)
+            try:  # Not `contextlib.suppress`: this is done for every trial.
+                state.score = scorer.score_now(case)
                 return
+            except NeedsIsolationError:
+                pass
         # A view of the session at the end of the task: events of judges do not belong to the task.
         view = session.view(attempt=session.attempt)
         incomplete = view[TraceIncomplete].latest() if scorer.needs_session else None

@@ -145,6 +145,7 @@ _VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
 _VERSION_4 = (4 << 76) | (2 << 62)
 
 
+_TEXT = frozenset({str})
 _PROMPT_EXECUTED = views.kind_of(PromptExecuted)
 _MAX_REASON = 60  # Characters of the name of an unknown ending.
 
@@ -197,7 +198,8 @@ class Session:
         clock: Clock = SYSTEM_CLOCK,
         dispatcher: ControlDispatcher | None = None,
     ) -> None:
-        if not all(isinstance(part, str) for part in (*tags, *tags.values())):
+        kinds = {*map(type, tags), *map(type, tags.values())}
+        if kinds - _TEXT and not all(issubclass(kind, str) for kind in kinds):
             raise SessionError(f"the names and values of a session's tags must be text (got {dict(tags)!r})")
         self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
@@ -340,12 +342,12 @@ class Session:
         Of the judges' calls, only events from number `judges_since` on count.
         """
         with self.__lock:
-            envelopes = tuple(self.__envelopes)
+            envelopes = [envelope for envelope in self.__envelopes if envelope.kind == _PROMPT_EXECUTED]
+        if not envelopes:
+            return NO_CALLS
         task, judges, hits, unpriced, cut_off, refused = NO_USAGE, NO_USAGE, 0, [0, 0], 0, 0
         unknown: dict[str, int] = {}
         for envelope in envelopes:
-            if envelope.kind != _PROMPT_EXECUTED:
-                continue
             judged = envelope.actor == views.JUDGE
             if judged and envelope.seq < judges_since:
                 continue

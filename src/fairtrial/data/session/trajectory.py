@@ -9,6 +9,7 @@ from typing import Any
 
 from fairtrial.base.codec import from_json, to_json
 from fairtrial.base.codec.encode import PRIVATE
+from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY, first_is
 from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import ToolInvoked, check_text, fill_mapping, fill_text
@@ -84,6 +85,11 @@ class ChatMessage:
 
     def to_record(self) -> Any:
         """Return the message as JSON with its reasoning and echoes, for records from which it is restored."""
+        plain = type(self) is ChatMessage and type(self.role) is type(self.content) is type(self.name) is str
+        if plain and not (self.tool_calls or self.reasoning or self.echo is not None or self.failed):
+            # As most are; the same as `to_json`, at a third of its cost.
+            role, content, name = escape_text(self.role), escape_text(self.content), escape_text(self.name)
+            return {"role": role, "content": content, "tool_calls": [], "name": name}
         tree = to_json(self)
         if self.reasoning:
             tree["reasoning"] = to_json(self.reasoning)
