@@ -27,7 +27,7 @@ from fairtrial.integrations.model_server import FixedLatency, spawn_model_server
 
 sys.path.insert(0, str(Path(__file__).parent))  # As the processes of a run find it too.
 
-from http_concurrency import bare, call, client  # noqa: E402
+from http_concurrency import bare, call, client
 
 _LOOK_SECONDS = 0.05
 _TICK = os.sysconf("SC_CLK_TCK")

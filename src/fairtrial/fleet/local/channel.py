@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from fairtrial.base.isolation.child import HEADER, PART
+from fairtrial.base.isolation.runner import pack
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError
+from fairtrial.runs.plan import PlannedTrial
+from fairtrial.trials.context import TrialKey
+from fairtrial.trials.sample_types import value_type_name
 
 # To the process. The id of a message is that of a trial or of a question.
 TRIAL: Final = b"t"
@@ -33,6 +41,34 @@ WITHDRAW: Final = b"w"
 """The question is withdrawn, or the slot that it was answered with is free."""
 TELL: Final = b"n"
 """What needs no answer: the outcome of a model call, its usage, a log record."""
+
+
+def encode_trial(trial: PlannedTrial, remedy: str) -> bytes:
+    """Return the content of a `TRIAL` message. Plain values take a tenth of the time that records do.
+
+    Raises:
+        NotSendableError: the sample exists only in this process; `remedy` is what the error advises.
+    """
+    sample, stored = trial.sample, trial.stored
+    if stored is not None:  # Without what reads the store.
+        stored = replace(stored, source=None, metadata=stored.own_metadata)
+    metadata = dict(sample.metadata)
+    values = (sample.id, sample.input, sample.expected, metadata, sample.has_expected)
+    content = (tuple(trial.key), trial.ordinal, trial.sample_ordinal, trial.experiment, trial.attempt, stored, values)
+    try:
+        is_plain = not value_type_name(sample.input) and not value_type_name(sample.expected)
+    except CodecError:
+        is_plain = False
+    return pickle.dumps(content) if is_plain else pack(content, f"sample {sample.id!r}", remedy=remedy)
+
+
+def decode_trial(content: bytes) -> PlannedTrial:
+    """Return the trial of a message from the process that started this one."""
+    key, ordinal, sample_ordinal, experiment, attempt, stored, values = pickle.loads(content)  # noqa: S301
+    *values, has_expected = values
+    sample = Sample(*values, has_expected=has_expected)
+    return PlannedTrial(TrialKey(*key), ordinal, sample_ordinal, experiment, sample, attempt, stored)
+
 
 type OnMessage = Callable[[bytes, int, bytes], None]
 """Called with the kind of a message, its id and its content."""

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import logging
-import pickle
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -30,6 +29,7 @@ from fairtrial.fleet.local.channel import (
     TRIAL,
     WITHDRAW,
     Channel,
+    decode_trial,
 )
 from fairtrial.fleet.messages import EvalReply
 from fairtrial.models.cache import ResponseCache, share_cache, without_cache
@@ -37,7 +37,7 @@ from fairtrial.models.limiter import AdaptiveLimiter, Permit, Verdict, set_limit
 from fairtrial.models.pricing import Prices, configure_prices
 from fairtrial.runs.events import trial_fields
 from fairtrial.runs.executor import OwnExecutor, execute_here
-from fairtrial.runs.plan import Lifespan, PlannedTrial
+from fairtrial.runs.plan import Lifespan
 from fairtrial.trials.context import CollectedTrace, TrialKey, running_trial
 from fairtrial.trials.result import failed_result
 from fairtrial.trials.run_trial import TrialRules
@@ -134,7 +134,7 @@ class _TrialServer:
     async def _execute(self, id: int, content: bytes) -> None:
         kind, reply = FAILED, b"cancelled"
         try:
-            trial: PlannedTrial = pickle.loads(content)  # noqa: S301 - from the process that started this one
+            trial = decode_trial(content)
             result = await self._executor.execute(trial)
             try:
                 reply = EvalReply(result).to_wire()

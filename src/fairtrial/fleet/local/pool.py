@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import logging
 import math
-import pickle
 import socket
 import sys
 import time
@@ -40,6 +39,7 @@ from fairtrial.fleet.local.channel import (
     TRIAL,
     WITHDRAW,
     Channel,
+    encode_trial,
 )
 from fairtrial.fleet.local.child import ProcessSetup, serve
 from fairtrial.fleet.local.questions import Questions, SharedRunState
@@ -51,7 +51,6 @@ from fairtrial.runs.executor import Executor, receive_traces
 from fairtrial.runs.plan import PlannedTrial, RunRequest
 from fairtrial.trials.result import EvalResult, Outcome, failed_result
 from fairtrial.trials.run_trial import TrialRules, restore_output
-from fairtrial.trials.sample_types import value_type_name
 
 _DEATHS = 3
 """How many processes may end during a trial before it is blamed: processes are also killed for other reasons."""
@@ -193,7 +192,7 @@ class _Pool:
     async def execute(self, trial: PlannedTrial) -> EvalResult:
         """Execute one trial, again if its process ends."""
         try:
-            data = _encoded(trial)
+            data = encode_trial(trial, _REMEDY)
         except NotSendableError as error:
             return _failed(trial, "task_error", str(error))
         deaths = 0
@@ -222,9 +221,10 @@ class _Pool:
         if result.output_json is None:
             return result
         try:
-            return replace(result, output=restore_output(self._rules, trial.experiment, trial.sample, result))
+            output = restore_output(self._rules, trial.experiment, trial.sample, result)
         except CodecError:  # The type of the output exists only in the other process.
             return result
+        return result if output is result.output else replace(result, output=output)
 
     @contextmanager
     def _expecting(self, trial: PlannedTrial) -> Iterator[None]:
@@ -386,20 +386,6 @@ def _packed_setup(request: RunRequest) -> bytes:
         if not names:
             raise
         return pack(((setup,), {}), what, remedy=_REMEDY, by_name=names)
-
-
-def _encoded(trial: PlannedTrial) -> bytes:
-    if trial.stored is not None:  # Without what reads the store.
-        stored = replace(trial.stored, source=None, metadata=trial.stored.own_metadata)
-        trial = trial._replace(stored=stored)
-    sample = trial.sample
-    try:
-        is_plain = not value_type_name(sample.input) and not value_type_name(sample.expected)
-    except CodecError:
-        is_plain = False
-    if is_plain:
-        return pickle.dumps(trial)
-    return pack(trial, f"sample {sample.id!r}", remedy=_REMEDY)
 
 
 def _failed(trial: PlannedTrial, outcome: Outcome, error: str) -> EvalResult:
