@@ -78,6 +78,7 @@ def run(
     filter: options.Filters = None,
     repeats: options.Repeats = None,
     concurrency: options.Concurrency = None,
+    processes: options.Processes = None,
     experiment: options.Experiments = None,
     set: Annotated[
         list[str] | None,
@@ -134,6 +135,7 @@ def run(
       fairtrial run evals.py --max-samples 5             a quick test
       fairtrial run evals.py:support --repeats 3 --experiment terse
       fairtrial run evals.py --sample t07 --set style=terse
+      fairtrial run evals.py --processes 4               on four processors
       fairtrial run evals.py --view                      watch it in a browser
       fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
       fairtrial run evals.py --once nightly-7            for schedulers: only once
@@ -146,6 +148,7 @@ def run(
         filters=filter or (),
         repeats=repeats,
         concurrency=concurrency,
+        processes=processes,
         experiments=experiment or (),
         params=set or (),
         seed=seed,
@@ -201,6 +204,7 @@ def execute(
     selection = replace(
         selection,
         concurrency=selection.concurrency or settings["concurrency"],
+        processes=selection.processes or (settings["processes"] if mailbox is None else None),
         strict_cost=settings["strict-cost"],
         max_same_errors=settings["max-same-errors"],
     )

@@ -245,6 +245,12 @@ Filters = Annotated[
 ]
 Repeats = Annotated[int | None, typer.Option(metavar="N", min=1, help="Run every sample N times.")]
 Concurrency = Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of trials in flight.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Processes of this machine that share the trials (default: set by the suite)."
+    ),
+]
 Experiments = Annotated[Texts, typer.Option(metavar="NAME", help="Run only this experiment (repeatable).")]
 TrialSeed = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Seed from which the seeds of trials are derived.")

@@ -56,6 +56,7 @@ class Selection:
     max_cost: float | None = None
     strict_cost: bool = False
     max_same_errors: int | None = None
+    processes: int | None = None
 
     @property
     def is_part(self) -> bool:
@@ -64,6 +65,8 @@ class Selection:
 
     def check_for_fleet(self) -> None:
         """Reject options that change the suite: workers run it as its file defines it."""
+        if self.processes is not None:
+            raise UserError("--processes cannot be used with a fleet", "start one worker for each processor instead")
         used = {
             "--max-samples": self.max_samples is not None,
             "--sample": bool(self.samples),
@@ -90,6 +93,7 @@ def selected(suite: EvalSuite, selection: Selection) -> EvalSuite:
     changes: dict[str, Any] = {
         "repeats": selection.repeats,
         "max_concurrent": selection.concurrency,
+        "processes": selection.processes,
         "seed": selection.seed,
         "max_cost_usd": selection.max_cost,
         "strict_cost": selection.strict_cost or None,

@@ -127,6 +127,7 @@ KNOWN: Mapping[str, _Setting] = {
     "suites": _Setting("suites that `fairtrial run` runs by default", _texts, (), path=True),
     "mailbox": _Setting("the queue of worker and fleet, and of run --mailbox", _text),
     "concurrency": _Setting("maximum number of trials in flight; overrides the suite", _whole),
+    "processes": _Setting("processes of this machine that share the trials; overrides the suite", _whole),
     "cache": _Setting("cache of model responses: off, read, read-write or refresh", _text, "off"),
     "max-same-errors": _Setting(
         "stop an experiment whose first N trials end in the same programming error; overrides the suite", _count

@@ -109,6 +109,9 @@ class ResponseCache:
         self._flights: dict[tuple[int, str], _Flight] = {}
         self._hits = self._misses = 0
 
+    def __reduce__(self) -> Any:
+        return _reopened, (self.path, self.policy, self._max_bytes, self._max_age)
+
     @property
     def hits(self) -> int:
         """The number of cache hits."""
@@ -254,6 +257,11 @@ class ResponseCache:
 
     def __repr__(self) -> str:
         return f"<ResponseCache {str(self.path)!r} {self.policy}>"
+
+
+def _reopened(path: Path, policy: CachePolicy, max_bytes: int, max_age_seconds: float | None) -> ResponseCache:
+    """Return the cache of another process."""
+    return ResponseCache(path, policy, max_bytes=max_bytes, max_age_seconds=max_age_seconds)
 
 
 _shared: ResponseCache | None = None

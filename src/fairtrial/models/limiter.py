@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import anyio
@@ -124,14 +127,26 @@ class SpendingLog(Protocol):
 
 
 class Spending:
-    """The usage of the runs of this process. Only the latest runs are kept."""
+    """The usage of the runs of this process, and of the other processes of the same run. Only the latest runs are kept.
+
+    Attributes:
+        name: What it is called in all of them.
+    """
 
     def __init__(self) -> None:
+        self.name = _name_of(self)
         self._lock = threading.Lock()
         self._runs: LruCache[str, tuple[TokenUsage, int]] = LruCache(_MAX_RUNS)
 
+    def __reduce__(self) -> Any:
+        return named_spending, (self.name,)
+
     async def refresh(self, run_id: str) -> None:
-        """Do nothing: there are no other processes."""
+        """Read the usage of other processes, if there are any."""
+        if _host is not None:
+            spent = await _host.spent(self.name, run_id)
+            with self._lock:
+                self._runs.put(run_id, spent)
 
     def of(self, run_id: str) -> tuple[TokenUsage, int]:
         """Return the usage of a run and its number of requests."""
@@ -140,6 +155,8 @@ class Spending:
 
     def add(self, run_id: str, usage: TokenUsage | None) -> None:
         """Count one more request of a run."""
+        if _host is not None:
+            _host.spend(self.name, run_id, usage)
         with self._lock:
             used, requests = self._runs.get(run_id) or (TokenUsage(), 0)
             self._runs.put(run_id, (used + (usage or TokenUsage()), requests + 1))
@@ -209,6 +226,9 @@ class AdaptiveLimiter:
         decrease: The factor by which an episode reduces the limit.
         clock: The source of time.
 
+    Attributes:
+        name: What it is called in all processes of a run, which share it.
+
     Calls that were in progress when the limit was reduced belong to the previous episode: only the refusal of a call
     that started later begins a new one. A `retry-after` delays all calls, not only the refused one.
     """
@@ -227,6 +247,8 @@ class AdaptiveLimiter:
                 "a limiter must have 1 <= smallest <= initial <= largest and 0 < decrease < 1 "
                 f"(got smallest={smallest}, initial={initial}, largest={largest}, decrease={decrease})"
             )
+        self.name = _name_of(self)
+        self.settings = {"initial": initial, "smallest": smallest, "largest": largest, "decrease": decrease}
         self._limit = float(initial)
         self._smallest = smallest
         self._largest = largest
@@ -240,6 +262,9 @@ class AdaptiveLimiter:
         self._before = 0.0  # The limit when the last episode began, and how many were refused in it.
         self._refusals = 0
         self._not_before = 0.0
+
+    def __reduce__(self) -> Any:
+        return named_limiter, (self.name, self.settings)
 
     @property
     def limit(self) -> int:
@@ -259,6 +284,10 @@ class AdaptiveLimiter:
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Permit]:
         """Wait until one call may begin, in order of arrival."""
+        if _host is not None:
+            async with _host.slot(self) as permit:
+                yield permit
+            return
         await self._admitted()
         try:
             yield Permit(self._epoch)
@@ -304,6 +333,9 @@ class AdaptiveLimiter:
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
         """Adapt the limit to the outcome of a call."""
+        if _host is not None:
+            _host.report(self, permit, verdict, retry_after)
+            return
         with self._lock:
             if verdict == "rate_limited":
                 self._hold_back(retry_after)
@@ -315,6 +347,9 @@ class AdaptiveLimiter:
 
     def hold_back(self, retry_after: float | None) -> None:
         """Admit no call for this many seconds; the limit is unchanged."""
+        if _host is not None:
+            _host.report(self, None, "rate_limited", retry_after)
+            return
         with self._lock:
             self._hold_back(retry_after)
 
@@ -375,10 +410,79 @@ class Unlimited:
 
 
 _shared: dict[tuple[str, str, str], AdaptiveLimiter] = {}
-_shared_lock = threading.Lock()
+_shared_lock = threading.RLock()
 
 
 def shared_limiter(provider: str, base_url: str, model: str) -> AdaptiveLimiter:
     """Return the limiter that all tasks of this process share for one model."""
     with _shared_lock:
-        return _shared.setdefault((provider, base_url, model), AdaptiveLimiter())
+        key = (provider, base_url, model)
+        if key not in _shared:
+            _shared[key] = named_limiter(" ".join(("shared", *key)), {})
+        return _shared[key]
+
+
+class LimitHost(Protocol):
+    """The process that a process of a run asks instead of applying limits by itself."""
+
+    def slot(self, limiter: AdaptiveLimiter) -> AbstractAsyncContextManager[Permit]:
+        """Wait until one call may begin."""
+        ...
+
+    def report(
+        self, limiter: AdaptiveLimiter, permit: Permit | None, verdict: Verdict, retry_after: float | None
+    ) -> None:
+        """Report the outcome of a call; without a permit, calls are only held back."""
+        ...
+
+    async def spent(self, name: str, run_id: str) -> tuple[TokenUsage, int]:
+        """Return the usage of a run in all processes."""
+        ...
+
+    def spend(self, name: str, run_id: str, usage: TokenUsage | None) -> None:
+        """Count one more request of a run."""
+        ...
+
+
+_host: LimitHost | None = None
+_named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_made_at: Counter[str] = Counter()
+_OWN_PACKAGE = __name__.partition(".")[0]
+
+
+def set_limit_host(host: LimitHost) -> None:
+    """Let another process apply the limits of this one."""
+    global _host
+    _host = host
+
+
+def named_limiter(name: str, settings: Mapping[str, Any]) -> AdaptiveLimiter:
+    """Return the limiter that has this name in all processes of a run."""
+    return _found(name, lambda: AdaptiveLimiter(**settings))
+
+
+def named_spending(name: str) -> Spending:
+    """Return the usage that has this name in all processes of a run."""
+    return _found(name, Spending)
+
+
+def _found[T: (AdaptiveLimiter, Spending)](name: str, make: Callable[[], T]) -> T:
+    with _shared_lock:
+        found: T | None = _named.get(name)
+        if found is None:
+            found = _named[name] = make()
+            found.name = name
+        return found
+
+
+def _name_of(made: AdaptiveLimiter | Spending) -> str:
+    """Return a name that is the same in every process that executes the same code: where the object was made."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OWN_PACKAGE:
+        frame = frame.f_back
+    place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    with _shared_lock:
+        _made_at[place] += 1
+        name = f"{type(made).__name__} {_made_at[place]} of {place}"
+        _named[name] = made
+    return name

@@ -138,6 +138,11 @@ def configure_prices(prices: Mapping[str, Prices]) -> Mapping[str, Prices]:
     return before
 
 
+def all_configured_prices() -> Mapping[str, Prices]:
+    """Return the prices that `configure_prices` set."""
+    return _configured
+
+
 def configured_prices(model: str) -> Prices | None:
     """Return the prices that `configure_prices` set for a model; None if there are none."""
     return _configured.get(model)

@@ -155,13 +155,23 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         self._prices_of = prices_of or ((self.price_list or self.provider) if own else None)
         self._family = family(model)
         self._echo_provider = self.provider if own else f"{self.provider} {url}"
+        is_known(model, self._prices_of, url)
+        self._prepare()
+
+    def _prepare(self) -> None:
         # Imported here, because the import takes seconds, which would block the event loop during the first trials.
         importlib.import_module(self.package)
-        is_known(model, self._prices_of, url)
         self._lock = threading.Lock()
         self._clients: dict[asyncio.AbstractEventLoop, OpenClient] = {}
         # Without a reference to the adapter, so that it can be garbage collected.
         weakref.finalize(self, close_all, self._clients).atexit = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_clients")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()  # A copy in another process opens clients of its own.
 
     @property
     def has_price(self) -> bool:

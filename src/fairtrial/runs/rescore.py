@@ -16,29 +16,35 @@ from fairtrial.data.fingerprint import sample_content
 from fairtrial.data.sample import Sample
 from fairtrial.errors import RunMismatchError
 from fairtrial.runs.adaptive import check_prices
+from fairtrial.runs.executor import OpenExecutor
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
 from fairtrial.runs.opening import expected_results
 from fairtrial.runs.plan import PlannedTrial, RunRequest, StoredTrials, TrialFeed
-from fairtrial.runs.retries import STORED_PAGE, judge_costs, score_stored
+from fairtrial.runs.retries import STORED_PAGE, judge_costs
 from fairtrial.runs.runner import (
     Interrupt,
     OpenRun,
     execute_trials,
     run_to_end,
 )
+from fairtrial.runs.scheduler import Execute
 from fairtrial.runs.writer import ask_store
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import Experiment
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.run_trial import TrialRules
 
 _UNFINISHED = ("running", "interrupted", "incomplete", "unscored")
 
 
 async def rescore_run(
-    request: RunRequest, run_id: str, *, any_experiment: bool = False, interrupt: Interrupt | None = None
+    request: RunRequest,
+    run_id: str,
+    *,
+    any_experiment: bool = False,
+    open_executor: OpenExecutor | None = None,
+    interrupt: Interrupt | None = None,
 ) -> RunRecord:
     """Score the outputs and sessions of a stored run with the request's evaluator; the task is not called.
 
@@ -53,7 +59,7 @@ async def rescore_run(
     matched = await ask_store(lambda: _match_suite(request, parent, any_experiment), "reading the run")
     return await run_to_end(
         matched,
-        lambda work: execute_trials(work, _RescoredTrials),
+        lambda work: execute_trials(work, _RescoredTrials, open_executor),
         opening=partial(_open_rescoring, parent=parent),
         interrupt=interrupt,
     )
@@ -152,11 +158,11 @@ def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
 class _RescoredTrials:
     """The stored results of the parent run as trials of the new run."""
 
-    def __init__(self, work: OpenRun, rules: TrialRules) -> None:
+    def __init__(self, work: OpenRun, execute: Execute) -> None:
         self._request = work.request
         self._run = work.run
         self._parent = str(work.run.parent_run)
-        self._rules = rules
+        self._execute = execute
         self._failed: Mapping[int, EvalResult] = {}  # Trials of the new run whose scoring failed, by ordinal.
         self._places: Mapping[str, int] | None = None  # Of samples by id, if the suite has them in another order.
 
@@ -193,7 +199,7 @@ class _RescoredTrials:
         stored = trial.stored
         if stored is not None and stored.outcome not in ("scored", "scorer_error"):
             return replace(stored, key=trial.key, source=None)
-        result = await score_stored(self._rules, trial)
+        result = await self._execute(trial)
         failed = self._failed.get(trial.ordinal)
         if failed is None:
             return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 import anyio
 
-from fairtrial.base.isolation import IsolatedRunner
 from fairtrial.base.metrics import RunProgress, track_run
-from fairtrial.base.offload import DaemonThreads, in_thread, loop_caller
+from fairtrial.base.offload import in_thread, loop_caller
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.models.judges.checks import judge_notes
@@ -23,6 +22,7 @@ from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs import events, run_lease
 from fairtrial.runs.adaptive import check_event_loop, check_rule, follow
 from fairtrial.runs.baseline import Baseline, describe_code
+from fairtrial.runs.executor import Executor, OpenExecutor, execute_here
 from fairtrial.runs.identity import ResumedRun
 from fairtrial.runs.opening import (
     Opening,
@@ -35,10 +35,10 @@ from fairtrial.runs.opening import (
     write_column_file,
 )
 from fairtrial.runs.plan import AUTO, Lifespan, PlannedTrial, Resume, RunRequest, TrialFeed, missing_trials, roots_of
-from fairtrial.runs.retries import RetrySet, score_stored
+from fairtrial.runs.retries import RetrySet
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_trials, unwrap_error_groups
-from fairtrial.runs.suspects import SuspectedTrials, watch_event_loop
+from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.runs.writer import Writer, ask_store, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.store.memory import MemoryStore
@@ -47,7 +47,7 @@ from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, RunStore
 from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.context import TraceSource, TrialKey
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.run_trial import TrialRules, run_trial
+from fairtrial.trials.run_trial import TrialRules
 from fairtrial.trials.task import resolve_task
 
 _READING = "reading the run"  # What waits for a store that is unavailable.
@@ -312,18 +312,25 @@ async def _execute_opened(
 
 
 async def execute_run(
-    request: RunRequest, *, interrupt: Interrupt | None = None, on_result: OnResult | None = None
+    request: RunRequest,
+    *,
+    open_executor: OpenExecutor | None = None,
+    interrupt: Interrupt | None = None,
+    on_result: OnResult | None = None,
 ) -> RunRecord:
-    """Execute a run in this process."""
+    """Execute a run in this process, or by what `open_executor` opens."""
     return await run_to_end(
-        request, lambda work: execute_trials(work, RunTrials), interrupt=interrupt, on_result=on_result
+        request,
+        lambda work: execute_trials(work, RunTrials, open_executor),
+        interrupt=interrupt,
+        on_result=on_result,
     )
 
 
 class TrialSource(Protocol):
     """The source of a run's trials, and how each is executed."""
 
-    def __init__(self, work: OpenRun, rules: TrialRules) -> None: ...
+    def __init__(self, work: OpenRun, execute: Execute) -> None: ...
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
         """Return the trials to execute and their maximum number, given the bitmap of trials with a result."""
@@ -345,9 +352,9 @@ class TrialSource(Protocol):
 class RunTrials:
     """The trials of a run: those to be repeated, and those without a result."""
 
-    def __init__(self, work: OpenRun, rules: TrialRules) -> None:
+    def __init__(self, work: OpenRun, execute: Execute) -> None:
         self._work = work
-        self._rules = rules
+        self._execute = execute
         self._retries: RetrySet | None = None
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
@@ -355,14 +362,14 @@ class RunTrials:
         work, request, run = self._work, self._work.request, self._work.run
         self._retries = retries = await ask_store(
             lambda: RetrySet(
-                request.store, request.dataset, run, self._rules, retry_errors=request.resume.retry_errors
+                request.store, request.dataset, run, request.rules, retry_errors=request.resume.retry_errors
             ),
             _READING,
         )
         await work.follow(retries.ordinals)
         remaining = run.planned - sum(byte.bit_count() for byte in done) + retries.count
         if remaining and request.config.warmup and work.stop.reason is None:
-            await _warm_up(request, run, self._rules)
+            await _warm_up(request, run, self._execute)
         return TrialFeed(retries.trials(), missing_trials(run, request.dataset, done)), remaining
 
     def missing(self, done: bytearray) -> TrialFeed:
@@ -375,92 +382,88 @@ class RunTrials:
 
     async def execute(self, trial: PlannedTrial) -> EvalResult:
         """Execute a trial; a trial with a stored output is only scored."""
-        rules = self._rules
+        result = await self._execute(trial)
         if trial.stored is not None:
-            return await score_stored(rules, trial)
-        result = await run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
+            return result
         if self._work.code:
             result = replace(result, code=self._work.code)
         return result if self._retries is None else self._retries.with_earlier_cost(result)
 
 
-async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
-    """Execute the trials of an open run in this process."""
+async def execute_trials(
+    work: OpenRun, make_source: type[TrialSource], open_executor: OpenExecutor | None = None
+) -> None:
+    """Execute the trials of an open run, in this process by default."""
     request, run = work.request, work.run
     lease = work.lease = await run_lease.acquire(request.store, run.run_id)
     _warn_of_fleet(run)
-    with unwrap_error_groups(), watch_event_loop(request.rules.tasks):
+    with unwrap_error_groups():
         async with anyio.create_task_group() as group:
             group.start_soon(lease.watch)
-            await _execute_trials(work, lease, make_source)
+            here = execute_here(request.rules, request.lifespan)
+            opened: AbstractAsyncContextManager[Executor] = here if open_executor is None else open_executor(request)
+            async with opened as executor:
+                await _execute_trials(work, lease, make_source, executor)
             group.cancel_scope.cancel()
 
 
-async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[TrialSource]) -> None:
+async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[TrialSource], executor: Executor) -> None:
     request, run = work.request, work.run
-    threads, isolated = DaemonThreads(), IsolatedRunner()
-    try:
-        async with open_lifespan(request.lifespan) as shared, receive_traces(request.rules.traces):
-            rules = replace(request.rules, shared=shared, threads=threads, isolated=isolated)
-            rules.check_shared()
-            source = make_source(work, rules)
-            done = await work.done()
-            trials, remaining = await source.begin(done)
-            expected = await ask_store(lambda: expected_results(request.store, run), _READING)
-            limits = await work.start(source.replaced_costs())
+    source = make_source(work, executor.execute)
+    done = await work.done()
+    trials, remaining = await source.begin(done)
+    expected = await ask_store(lambda: expected_results(request.store, run), _READING)
+    limits = await work.start(source.replaced_costs())
 
-            async def run_all(trials: TrialFeed, execute: Execute, workers: int) -> Writer:
-                work.writer = Writer(request.store, run.run_id, epoch=lease.epoch)
-                await run_trials(
-                    trials,
-                    execute,
-                    work.writer,
-                    workers=workers,
-                    stop=work.stop,
-                    limits=limits,
-                    observers=request.observers,
-                    grace_seconds=request.config.grace_seconds,
-                    on_result=work.on_result,
-                    lease=lease,
-                    progress=work.progress,
-                    share_slots=rules.traces is not None,
-                )
-                return work.writer
+    async def run_all(trials: TrialFeed, execute: Execute, workers: int) -> Writer:
+        work.writer = Writer(request.store, run.run_id, epoch=lease.epoch)
+        await run_trials(
+            trials,
+            execute,
+            work.writer,
+            workers=workers,
+            stop=work.stop,
+            limits=limits,
+            observers=request.observers,
+            grace_seconds=request.config.grace_seconds,
+            on_result=work.on_result,
+            lease=lease,
+            progress=work.progress,
+            share_slots=request.rules.traces is not None,
+        )
+        return work.writer
 
-            execute: Execute = source.execute
-            if run.parent_run is None:
-                suspects = SuspectedTrials(request, run, lease, rules)
-                if await suspects.begin(done) and work.stop.reason is None:
-                    writer = await run_all(TrialFeed(suspects.trials(done)), suspects.execute, suspects.workers)
-                    await writer.close()
-                    if work.stop.reason is None:
-                        await suspects.end(done)  # `trials` is read lazily and skips trials that are done.
-                        remaining -= len(suspects.ordinals)
-                execute = suspects.noting(execute)
-            for _round in range(_MAX_ROUNDS):
-                writer = await run_all(trials, execute, min(request.config.max_concurrent, max(remaining, 1)))
-                limits.end_stopped(work.stop)
-                if work.stop.reason is not None:
-                    break
-                # Only the store knows what is stored: after a failover or a restore, the database may have lost
-                # commits.
-                await writer.close()
-                done = await ask_store(lambda: request.store.done(run.run_id), _READING)
-                for ordinal in writer.refused_ordinals:
-                    # Executing it again would cost money and be refused again.
-                    done[ordinal >> 3] |= 1 << (ordinal & 7)
-                remaining = expected - sum(byte.bit_count() for byte in done)
-                if remaining <= 0:
-                    break
-                events.log.warning(
-                    "%d committed results of run %s are missing from the store: executing these trials again",
-                    remaining,
-                    run.run_id,
-                )
-                trials = source.missing(done)
-    finally:
-        threads.close()
-        isolated.close()
+    execute: Execute = source.execute
+    if run.parent_run is None and executor.rules is not None:
+        suspects = SuspectedTrials(request, run, lease, executor.rules)
+        if await suspects.begin(done) and work.stop.reason is None:
+            writer = await run_all(TrialFeed(suspects.trials(done)), suspects.execute, suspects.workers)
+            await writer.close()
+            if work.stop.reason is None:
+                await suspects.end(done)  # `trials` is read lazily and skips trials that are done.
+                remaining -= len(suspects.ordinals)
+        execute = suspects.noting(execute)
+    for _round in range(_MAX_ROUNDS):
+        writer = await run_all(trials, execute, min(request.config.max_concurrent, max(remaining, 1)))
+        limits.end_stopped(work.stop)
+        if work.stop.reason is not None:
+            break
+        # Only the store knows what is stored: after a failover or a restore, the database may have lost
+        # commits.
+        await writer.close()
+        done = await ask_store(lambda: request.store.done(run.run_id), _READING)
+        for ordinal in writer.refused_ordinals:
+            # Executing it again would cost money and be refused again.
+            done[ordinal >> 3] |= 1 << (ordinal & 7)
+        remaining = expected - sum(byte.bit_count() for byte in done)
+        if remaining <= 0:
+            break
+        events.log.warning(
+            "%d committed results of run %s are missing from the store: executing these trials again",
+            remaining,
+            run.run_id,
+        )
+        trials = source.missing(done)
 
 
 def _warn_of_fleet(run: RunRecord) -> None:
@@ -544,39 +547,14 @@ def observe_changes(request: RunRequest) -> AbstractContextManager[None]:
     return request.baseline.observe(request.suite, request.home, request.version, request.roots)
 
 
-@contextlib.asynccontextmanager
-async def receive_traces(traces: TraceSource | None) -> AsyncIterator[None]:
-    """Collect the spans of applications during the block, if there is a source of traces."""
-    if traces is None:
-        yield
-        return
-    source = traces.running()
-    await in_thread(source.__enter__)
-    try:
-        yield
-    finally:
-        with anyio.CancelScope(shield=True):
-            await in_thread(lambda: source.__exit__(None, None, None))
-
-
-@contextlib.asynccontextmanager
-async def open_lifespan(lifespan: Lifespan | None) -> AsyncIterator[Any]:
-    """Open the resources that all trials of a run share."""
-    if lifespan is None:
-        yield None
-        return
-    opened = lifespan()
-    if isinstance(opened, AbstractAsyncContextManager):
-        async with opened as shared:
-            yield shared
-    else:
-        with opened as shared:
-            yield shared
-
-
-async def _warm_up(request: RunRequest, run: RunRecord, rules: TrialRules) -> None:
-    """Execute some trials and discard their results, so that cold starts are not measured."""
+async def _warm_up(request: RunRequest, run: RunRecord, execute: Execute) -> None:
+    """Execute some trials in every process and discard their results, so that cold starts are not measured."""
     async with anyio.create_task_group() as group:
         for sample in islice(request.dataset, request.config.warmup):
             key = TrialKey(run.run_id, run.experiments[0], sample.id)
-            group.start_soon(run_trial, rules, key, 0, sample, 0)
+            for _ in range(request.config.processes):
+                group.start_soon(_discard_result, execute, PlannedTrial(key, 0, 0, 0, sample))
+
+
+async def _discard_result(execute: Execute, trial: PlannedTrial) -> None:
+    await execute(trial)

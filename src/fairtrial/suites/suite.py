@@ -23,6 +23,7 @@ from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.report import EvalReport
 from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.events import Observer
+from fairtrial.runs.executor import OpenExecutor
 from fairtrial.runs.identity import identify
 from fairtrial.runs.plan import Lifespan, RunRequest, parse_resume
 from fairtrial.runs.rescore import rescore_run
@@ -326,7 +327,9 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             )
         await wait_for_left(self._feeds)
         if mailbox is None:
-            return await execute_run(request, interrupt=interrupt, on_result=on_result)
+            return await execute_run(
+                request, open_executor=_executor(request), interrupt=interrupt, on_result=on_result
+            )
         from fairtrial.fleet.client.dispatch import dispatch_run
         from fairtrial.fleet.queues import connect_broker
 
@@ -366,7 +369,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         """
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, resume)
-        run = await rescore_run(request, run_id, any_experiment=not self.experiments)
+        run = await self._rescore(request, run_id)
         return EvalReport(opened, run, output_types=_output_types(request))
 
     def rescore_sync(
@@ -382,10 +385,16 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, resume)
         run = run_interruptibly(
-            lambda interrupt: rescore_run(request, run_id, any_experiment=not self.experiments, interrupt=interrupt),
+            lambda interrupt: self._rescore(request, run_id, interrupt),
             durable=not isinstance(opened, MemoryStore),
         )
         return EvalReport(opened, run, output_types=_output_types(request))
+
+    async def _rescore(self, request: RunRequest, run_id: str, interrupt: Interrupt | None = None) -> RunRecord:
+        any_experiment, open_executor = not self.experiments, _executor(request)
+        return await rescore_run(
+            request, run_id, any_experiment=any_experiment, open_executor=open_executor, interrupt=interrupt
+        )
 
     def _rescoring(self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Any, resume: str) -> RunRequest:
         request = self._request(store, EMPTY, _observers(bus), resume=resume)
@@ -402,6 +411,15 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         )
         code = describe_code(self.name, self.home, self.version, changed.roots, baseline)
         return replace(changed, code=code)
+
+
+def _executor(request: RunRequest) -> OpenExecutor | None:
+    """Return what opens the processes of a run; None if it has only this one."""
+    if request.config.processes == 1:
+        return None
+    from fairtrial.fleet.local.pool import execute_in_processes
+
+    return execute_in_processes
 
 
 def _calling_file(suite: EvalSuite) -> str:

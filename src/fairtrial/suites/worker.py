@@ -29,8 +29,8 @@ from fairtrial.fleet.worker.execution import ExecuteInChild, emit_answers
 from fairtrial.mailbox.body import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
+from fairtrial.runs.executor import open_lifespan, receive_traces
 from fairtrial.runs.identity import identify
-from fairtrial.runs.runner import open_lifespan, receive_traces
 from fairtrial.store import open_store
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites.loading import load_suite

@@ -98,7 +98,9 @@ class EvalConfig:
     """The settings of a run; create a modified copy with `dataclasses.replace`.
 
     Attributes:
-        max_concurrent: Number of trials executed at once.
+        max_concurrent: Number of trials executed at once, in all processes together.
+        processes: Number of processes of this machine that execute the trials of a run, for tasks and evaluators that
+            keep a processor busy. Each has a lifespan of its own. With 1, trials are executed in this process.
         timeout_seconds: Time limit of a task, and separately of its scoring.
         max_retries: How often a trial whose task failed or timed out is retried.
         stop_on_error: End the run at the first trial that is not scored.
@@ -131,6 +133,7 @@ class EvalConfig:
     """
 
     max_concurrent: int = 10
+    processes: int = 1
     timeout_seconds: float = _TIMEOUT_SECONDS
     max_retries: int = 0
     stop_on_error: bool = False
@@ -217,6 +220,7 @@ if not TYPE_CHECKING:
 _REAL = frozenset({"timeout_seconds", "max_cost_usd", "close_seconds", "grace_seconds"})
 _LEAST: dict[str, float] = {
     "max_concurrent": 1,
+    "processes": 1,
     "timeout_seconds": 0,
     "max_retries": 0,
     "max_same_errors": 0,

@@ -240,7 +240,7 @@ async def score_again(
     place, experiment = next((at, one) for at, one in enumerate(rules.experiments) if one.name == key.experiment)
     try:
         state.output_type = cast("TypeName | None", stored.own_metadata.get(OUTPUT_TYPE))
-        state.output = _read_output(rules, rules.tasks[place], sample, stored.output, state.output_type)
+        state.output = restore_output(rules, place, sample, stored)
     except UnknownTypeError as error:
         state.fail("scorer_error", "score", str(error))
     except CodecError as error:
@@ -392,6 +392,12 @@ async def _offload(rules: TrialRules, trial: _Trial, call: OffloadedCall) -> Any
     function = rules.isolated.function(call.fn, f"evaluator {call.name!r}", call.wrapper)
     async with _ready_child(rules, trial, function) as child:
         return await child.call(function, (call.name, *call.args), call.kwargs, kind=call.kind)
+
+
+def restore_output(rules: TrialRules, experiment: int, sample: Sample[Any, Any], result: EvalResult) -> Any:
+    """Return the output of a result that came as JSON as the task returned it; raises `CodecError`."""
+    name = cast("TypeName | None", result.own_metadata.get(OUTPUT_TYPE))
+    return _read_output(rules, rules.tasks[experiment], sample, result.output, name)
 
 
 def _read_output(

@@ -36,6 +36,13 @@ def emit(value: Any) -> None:
     _parent.sendall(PART + HEADER.pack(len(part)) + part)
 
 
+def parent_connection() -> socket.socket:
+    """Return the connection to the parent, for a function that `IsolatedChild.begin` has started."""
+    if _parent is None:
+        raise RuntimeError("parent_connection() must be called in a child process of IsolatedRunner")
+    return _parent
+
+
 def main() -> None:
     """Serve calls until the parent closes the socket or ends."""
     descriptor, lifeline = (int(argument) for argument in sys.argv[1:3])

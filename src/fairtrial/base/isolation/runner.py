@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import io
 import os
 import pickle
@@ -16,12 +17,13 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from hashlib import blake2b
 from importlib.machinery import PathFinder
-from types import MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import anyio
 
 from fairtrial.base.codec import decode
+from fairtrial.base.frozen import EMPTY
 from fairtrial.base.isolation.child import DIRTY, HEADER, OK, PART
 from fairtrial.errors import ConfigurationError, FairtrialError
 
@@ -33,8 +35,20 @@ class NotSendableError(ConfigurationError):
     """A value cannot be sent to a child process."""
 
 
-def pack(value: object, what: str) -> bytes:
+def pack(
+    value: object,
+    what: str,
+    *,
+    remedy: str = "remove isolate=True",
+    by_name: Mapping[int, tuple[str, str] | None] = EMPTY,  # type: ignore[assignment]  # empty
+) -> bytes:
     """Pickle a value for a child process: code that the child can import by name, other code by value.
+
+    Args:
+        value: The value.
+        what: How errors call it.
+        remedy: What errors advise in the end.
+        by_name: Objects that the child takes from a module that it imports, by their ids; see `globals_of`.
 
     Raises:
         NotSendableError: the value refers to something that exists only in this process.
@@ -43,6 +57,8 @@ def pack(value: object, what: str) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         def reducer_override(self, found: Any) -> Any:
+            if (named := by_name.get(id(found))) is not None:
+                return _from_module, named
             if type(found) in _LOCKS:
                 return _LOCKS[type(found)], ()  # The child gets a lock of its own.
             module = sys.modules.get(getattr(found, "__module__", None) or "")
@@ -57,7 +73,7 @@ def pack(value: object, what: str) -> bytes:
             raise NotSendableError(
                 f"{what} must be something that can be sent to a child process ({type(error).__name__}: {error})\n"
                 "Open connections and files inside the function, define it in a module that can be imported, or "
-                "remove isolate=True"
+                f"{remedy}"
             ) from None
         return file.getvalue()
 
@@ -65,6 +81,22 @@ def pack(value: object, what: str) -> bytes:
 def check_sendable(value: object, what: str) -> None:
     """Raise unless a value can be sent to a child process."""
     pack(value, what)
+
+
+def globals_of(file: str) -> dict[int, tuple[str, str]]:
+    """Return the objects at the top level of the module in a file, by their ids, if a child process can import it."""
+    modules = [module for module in list(sys.modules.values()) if file and getattr(module, "__file__", None) == file]
+    return {
+        id(value): (module.__name__, name)
+        for module in modules
+        if module.__name__ != "__main__" and _is_importable(module)
+        for name, value in vars(module).items()
+        if not isinstance(value, type | ModuleType | FunctionType) and not name.startswith("__")
+    }
+
+
+def _from_module(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
 
 _importable: dict[str, bool] = {}
@@ -130,6 +162,17 @@ class ChildDiedError(IsolatedError):
     """The child process ended without an answer."""
 
 
+def read_answer[T](answer: bytes, kind: type[T]) -> T:
+    """Return the result of a call; raises `IsolatedError` if it failed."""
+    if answer[:1] == OK:
+        return decode(kind, answer[1:].decode("utf-8"))
+    reply: Any = decode(object, answer[1:].decode("utf-8"))
+    error = IsolatedError(reply["error"])
+    error.retry_after, error.details, error.refusal = reply["retry_after"], reply["details"], reply["refusal"]
+    error.traceback, error.mistake = reply["traceback"], reply["mistake"]
+    raise error
+
+
 class Function:
     """A serialized callable, sent once to each child."""
 
@@ -149,7 +192,7 @@ class IsolatedRunner:
     """
 
     def __init__(self) -> None:
-        self._idle: list[_Child] = []
+        self._idle: list[IsolatedChild] = []
         self._lock = threading.Lock()
         self._functions: dict[tuple[Any, Any], tuple[Any, Function]] = {}
         self._process = os.getpid()
@@ -177,9 +220,9 @@ class IsolatedRunner:
             return await child.call(function, args, kwargs, kind=kind, what=f"the arguments of {what}")
 
     @contextlib.asynccontextmanager
-    async def child(self) -> AsyncIterator[_Child]:
+    async def child(self) -> AsyncIterator[IsolatedChild]:
         """Provide a child process for the calls inside the block."""
-        child = self._take() or await _Child.start()
+        child = self._take() or await IsolatedChild.start()
         try:
             yield child
         finally:
@@ -190,7 +233,7 @@ class IsolatedRunner:
             if not kept:
                 await child.end()
 
-    def _take(self) -> _Child | None:
+    def _take(self) -> IsolatedChild | None:
         with self._lock:
             if self._process != os.getpid():  # User code forked this process: the children belong to its parent.
                 self._process = os.getpid()
@@ -211,8 +254,8 @@ class IsolatedRunner:
         return (IsolatedRunner, ())  # Each process has its own pool of children.
 
 
-class _Child:
-    """One child process."""
+class IsolatedChild:
+    """One child process: `IsolatedRunner` calls functions in it, or one function is started and talks to its caller."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, lifeline: int) -> None:
         self._process = process
@@ -224,7 +267,7 @@ class _Child:
         _children.add(self)
 
     @classmethod
-    async def start(cls) -> _Child:
+    async def start(cls) -> IsolatedChild:
         """Start a process and wait until it is ready for calls."""
         if not sys.executable or os.name != "posix":
             raise ConfigurationError("isolate=True needs a POSIX system and a Python interpreter in sys.executable")
@@ -306,6 +349,16 @@ class _Child:
         await self.load(function)
         return await self._ask((function.digest, None, arguments), kind, on_part, silence_seconds)
 
+    async def begin(self, function: Function, arguments: bytes) -> socket.socket:
+        """Start a call that talks over the connection itself, which is returned; the caller must `end` the child.
+
+        `arguments` are those of the function, positional ones and keywords, as `pack` returns them.
+        """
+        await self.load(function)
+        self.is_reusable = False
+        await self._send(pickle.dumps((function.digest, None, arguments)))
+        return self._connection
+
     async def load(self, function: Function) -> None:
         """Load a function in the child, so that later calls do not spend time on it."""
         if function.digest not in self._known:
@@ -332,13 +385,7 @@ class _Child:
             if on_part is not None:
                 on_part(answer.decode("utf-8"))
         self.is_reusable = head[:1] != DIRTY
-        if answer[:1] == OK:
-            return decode(kind, answer[1:].decode("utf-8"))
-        reply: Any = decode(object, answer[1:].decode("utf-8"))
-        error = IsolatedError(reply["error"])
-        error.retry_after, error.details, error.refusal = reply["retry_after"], reply["details"], reply["refusal"]
-        error.traceback, error.mistake = reply["traceback"], reply["mistake"]
-        raise error
+        return read_answer(answer, kind)
 
     async def _send(self, message: bytes) -> None:
         left = memoryview(HEADER.pack(len(message)) + message)
@@ -348,7 +395,7 @@ class _Child:
             except BlockingIOError:
                 await self._ready(anyio.wait_writable)
             except (BrokenPipeError, ConnectionResetError):
-                raise await self._died() from None
+                raise await self.died() from None
 
     async def _receive(self, size: int) -> bytes:
         received = bytearray()
@@ -361,7 +408,7 @@ class _Child:
             except ConnectionResetError:
                 piece = b""
             if not piece:
-                raise await self._died()
+                raise await self.died()
             received += piece
         return bytes(received)
 
@@ -370,9 +417,10 @@ class _Child:
         with anyio.move_on_after(_LOOK_SECONDS) as scope:
             await wait(self._connection)
         if scope.cancelled_caught and not self.is_alive:
-            raise await self._died()
+            raise await self.died()
 
-    async def _died(self) -> ChildDiedError:
+    async def died(self) -> ChildDiedError:
+        """Return how the process ended, after its connection has."""
         code = await self._exit_code()
         if code is None:
             return ChildDiedError("the child process closed its connection without an answer")
@@ -410,7 +458,7 @@ class _Child:
         return True
 
 
-_children: set[_Child] = set()
+_children: set[IsolatedChild] = set()
 
 
 @atexit.register
@@ -419,7 +467,7 @@ def _kill_all() -> None:
         child.kill()
 
 
-def _kill_idle(idle: list[_Child]) -> None:
+def _kill_idle(idle: list[IsolatedChild]) -> None:
     while idle:
         idle.pop().kill()
 

@@ -66,6 +66,10 @@ async def dispatch_run(
         log.warning(
             "warmup=%d has no effect on a fleet: workers start at any time, without warm-up", request.config.warmup
         )
+    if request.config.processes > 1:
+        log.warning(
+            "processes=%d has no effect on a fleet: start one worker for each processor", request.config.processes
+        )
 
     async def execute(work: OpenRun) -> None:
         # In a separate task, which is cancelled once, however often the caller is.

@@ -1,0 +1,173 @@
+"""What several processes gain: an evaluator that computes, and many calls that wait for HTTP.
+
+    python benchmarks/processes.py [--processes 2] [--rounds 3] [--trials 2000] [--calls 10000]
+
+One process and several take turns. On a machine that others use, wall times say little; so the processor time of the
+busiest process is printed beside them: a run cannot be faster than that, and is not much slower on a calm machine
+with a processor for each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match
+from fairtrial.integrations.model_server import FixedLatency, spawn_model_server
+
+sys.path.insert(0, str(Path(__file__).parent))  # As the processes of a run find it too.
+
+from http_concurrency import bare, call, client
+
+_LOOK_SECONDS = 0.05
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def computed(output: int, expected: int) -> bool:
+    total = 0
+    for number in range(150_000):
+        total += number * number
+    return output == expected and total > 0
+
+
+def same(number: int) -> int:
+    return number
+
+
+def scored(trials: int, processes: int) -> None:
+    dataset = Dataset([Sample(f"s{number}", number, number) for number in range(trials)], name="numbers")
+    suite = EvalSuite("computed", dataset, same, computed, config=EvalConfig(processes=processes))
+    report = suite.run_sync(store="memory:")
+    assert report.pass_rate == 1.0, report.errors
+
+
+def called(url: str, calls: int, processes: int, concurrency: int) -> None:
+    dataset = Dataset([Sample(f"s{number}", number, "hello") for number in range(calls)], name="calls")
+
+    async def task(number: int, ctx: object) -> str:
+        return await call(ctx.shared, url)  # type: ignore[attr-defined]  # a TrialContext
+
+    config = EvalConfig(max_concurrent=concurrency, processes=processes)
+    suite = EvalSuite("http", dataset, task, exact_match, config=config, lifespan=partial(client, concurrency))
+    report = suite.run_sync(store="memory:")
+    assert report.successful == calls, report.errors
+
+
+@dataclass
+class Spent:
+    """The wall time of a piece of work, and the processor time of each process that did it."""
+
+    wall: float
+    cpu: list[float]
+
+    @property
+    def busiest(self) -> float:
+        return max(self.cpu)
+
+
+def measured(work: Callable[[], None]) -> Spent:
+    """Measure a piece of work with the child processes that it starts."""
+    seen: dict[int, float] = {}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            for process in children():
+                seen[process] = cpu_of(process) or seen.get(process, 0.0)
+
+    before = {process: cpu_of(process) for process in children()}
+    watching = threading.Thread(target=watch)
+    watching.start()
+    began, began_cpu = time.perf_counter(), time.process_time()
+    work()
+    wall, own = time.perf_counter() - began, time.process_time() - began_cpu
+    ended.set()
+    watching.join()
+    return Spent(wall, [own, *(cpu for process, cpu in seen.items() if process not in before)])
+
+
+def children() -> list[int]:
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            found += map(int, (thread / "children").read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+def cpu_of(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def compared(title: str, rounds: int, contestants: dict[str, Callable[[], None]]) -> None:
+    """Let contestants take turns; print each against the first one."""
+    spent: dict[str, list[Spent]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, work in contestants.items():
+            spent[name].append(measured(work))
+    print(title)
+    first = next(iter(contestants))
+    for name, times in spent.items():
+        wall, busiest = median([one.wall for one in times]), median([one.busiest for one in times])
+        total = median([sum(one.cpu) for one in times])
+        by_wall = wall / median([one.wall for one in spent[first]])
+        by_cpu = busiest / median([one.busiest for one in spent[first]])
+        print(
+            f"  {name:12} {wall:6.2f} s ({by_wall:.2f} x {first}); processor time {total:6.2f} s, of the busiest "
+            f"process {busiest:6.2f} s ({by_cpu:.2f} x {first})"
+        )
+
+
+@contextmanager
+def quiet_server():  # type: ignore[no-untyped-def]  # as spawn_model_server
+    with spawn_model_server(latency=FixedLatency(0.05)) as server:
+        yield f"{server.base_url}/v1/chat/completions"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=2_000)
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--concurrency", type=int, default=100)
+    options = parser.parse_args()
+    many = f"{options.processes} processes"
+    compared(
+        f"{options.trials} trials with an evaluator that computes",
+        options.rounds,
+        {"1 process": partial(scored, options.trials, 1), many: partial(scored, options.trials, options.processes)},
+    )
+    with quiet_server() as url:
+        compared(
+            f"{options.calls} calls of 50 ms, {options.concurrency} at once",
+            options.rounds,
+            {
+                "bare": lambda: asyncio.run(bare(url, options.calls, options.concurrency)),
+                "1 process": partial(called, url, options.calls, 1, options.concurrency),
+                many: partial(called, url, options.calls, options.processes, options.concurrency),
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()
