@@ -17,6 +17,7 @@ from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, MailboxDepth, PostgresConnection, ServerMailboxFactory
 from fairtrial.mailbox.postgres import PostgresMailbox
 from fairtrial.mailbox.postgres import statements as sql
+from fairtrial.mailbox.postgres.receive import Bigints, Byteas
 from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
 from tests.mailbox.ageing import age_rows
 
@@ -311,3 +312,19 @@ async def test_a_send_wakes_a_waiting_process_at_once(mailbox_database: str) -> 
                 await message.acknowledge()
         # Without notifications the wait between two looks grows to 0.25 s; while listening it is up to 10 s.
         assert sorted(took)[len(took) // 2] < 0.1, took
+
+
+@pytest.mark.parametrize(
+    ("ours", "kind"),
+    [
+        (Bigints([0, -1, 2**62, -(2**63), 2**63 - 1]), "bigint"),
+        (Bigints([7]), "bigint"),
+        (Byteas([b"", b"\0\xff", b"{}" * 5_000]), "bytea"),
+    ],
+)
+def test_arrays_arrive_as_those_of_psycopg_do(pg_url: str, ours: Bigints | Byteas, kind: str) -> None:
+    with psycopg.connect(pg_url) as connection:
+        query = f"SELECT %(ours)b::{kind}[], %(ours)b::{kind}[] = %(theirs)b::{kind}[]"
+        values = {"ours": ours, "theirs": list(ours)}
+        ((found, equal),) = connection.execute(query.encode(), values, binary=True).fetchall()
+    assert (found, equal) == (list(ours), True)

@@ -246,6 +246,9 @@ class PostgresMailbox(ServerMailbox[T]):
 
 async def _insert_all(mailbox: PostgresMailbox[Any], items: Sequence[_Wire]) -> Sequence[int]:
     values = receive.columns(("kept", "bodies", "addresses"), items)
+    for name in ("kept", "addresses"):
+        if not any(values[name]):
+            values[name] = []  # The statement takes what is missing at the end for false, and for no address.
     rows = await mailbox.run("sending to", sql.SEND, **values)
     if not rows and mailbox._create:
         await mailbox.open(again=True)

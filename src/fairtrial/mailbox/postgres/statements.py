@@ -189,7 +189,7 @@ SEND: Final[LiteralString] = f"""
         FOR KEY SHARE  -- So that the queue is not removed before the messages are committed.
     ), sent AS (
         INSERT INTO mailbox_messages (queue, kept, body, reply_to)
-        SELECT queues.id, row.kept, row.body, NULLIF(row.reply_to, '')
+        SELECT queues.id, COALESCE(row.kept, false), row.body, NULLIF(row.reply_to, '')
         FROM queues, unnest(%(kept)b::boolean[], %(bodies)b::bytea[], %(addresses)b::text[]) WITH ORDINALITY
             AS row (kept, body, reply_to, place)
         ORDER BY place

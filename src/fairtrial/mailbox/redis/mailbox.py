@@ -126,31 +126,38 @@ class RedisMailbox(ServerMailbox[T]):
         """Put many messages in; returns their ids. What `send` does for each, in fewer steps."""
         self.check_open()
         address = await self._address(reply_to)
-        calls: list[scripts.Call] = []
-        size = count = MAX_BYTES  # Full: the first message opens the first call.
+        parts: list[list[tuple[bool, bytes]]] = []
+        size = MAX_BYTES  # Full: the first message opens the first part.
         for body in bodies:
-            claimed, data = await self._pack(body, address)
-            size += len(data)
-            if count >= MAX_OPERATIONS or size >= MAX_BYTES:
-                calls.append(scripts.Call(scripts.SEND, (self.keys.stream,), [int(self._create)]))
-                size = count = 0
-            calls[-1].args += ("s" if claimed else "b", data, address)
-            count += 1
+            packed = await self._pack(body, address)
+            size += len(packed[1])
+            if size >= MAX_BYTES or len(parts[-1]) >= MAX_OPERATIONS:
+                parts.append([])
+                size = len(packed[1])
+            parts[-1].append(packed)
+        calls = [self._send_call(part, address) for part in parts]
         ids: list[str] = []
         for answer in await self.connection.run(calls) if calls else ():
             if isinstance(answer, BaseException):
                 raise translated(answer, f"sending to {self.name}") from None
-            if None in answer:
+            if answer is None:
                 raise ReplyNotAvailableError(f"mailbox {self.name} does not exist")
-            ids += [id.decode() for id in answer]
+            ids += answer.decode().split()
         return ids
+
+    def _send_call(self, part: Sequence[tuple[bool, bytes]], address: str) -> scripts.Call:
+        sizes = "".join(f"{'s' if claimed else 'b'}{len(data)}" for claimed, data in part)
+        values = b"".join(data for _, data in part)
+        return scripts.Call(scripts.SEND_ALL, (self.keys.stream,), [int(self._create), address, sizes, values])
 
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
         """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
         self.check_open()
         entries = [cast(receive.RedisReceipt, message.receipt).entry for message in messages]
         chunks = [entries[start : start + MAX_OPERATIONS] for start in range(0, len(entries), MAX_OPERATIONS)]
-        calls = [scripts.Call(scripts.ACK, (self.keys.stream,), [self.consumers.token, *chunk]) for chunk in chunks]
+        calls = [
+            scripts.Call(scripts.ACK, (self.keys.stream,), [self.consumers.token, " ".join(chunk)]) for chunk in chunks
+        ]
         kept: list[bool] = []
         for chunk, answer in zip(chunks, await self.connection.run(calls) if calls else (), strict=True):
             if isinstance(answer, BaseException):

@@ -134,35 +134,75 @@ end
 """
 )
 
-SEND = LuaScript("""
+_ADD = """
+local function add(name, value, address)
+  if ARGV[1] == '1' then
+    if address == '' then return redis.call('XADD', KEYS[1], '*', name, value) end
+    return redis.call('XADD', KEYS[1], '*', name, value, 'r', address)
+  end
+  if address == '' then return redis.call('XADD', KEYS[1], 'NOMKSTREAM', '*', name, value) end
+  return redis.call('XADD', KEYS[1], 'NOMKSTREAM', '*', name, value, 'r', address)
+end
+"""
+
+SEND = LuaScript(
+    _ADD
+    + """
 -- KEYS stream; ARGV may-create, then per message: field (b or s), value, reply address
 local out = {}
-for a = 2, #ARGV, 3 do
-  local id
-  if ARGV[1] == '1' then
-    if ARGV[a + 2] == '' then id = redis.call('XADD', KEYS[1], '*', ARGV[a], ARGV[a + 1])
-    else id = redis.call('XADD', KEYS[1], '*', ARGV[a], ARGV[a + 1], 'r', ARGV[a + 2]) end
-  else
-    if ARGV[a + 2] == '' then id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', '*', ARGV[a], ARGV[a + 1])
-    else id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', '*', ARGV[a], ARGV[a + 1], 'r', ARGV[a + 2]) end
-  end
+for a = 2, #ARGV, 3 do out[#out + 1] = add(ARGV[a], ARGV[a + 1], ARGV[a + 2]) end
+return out
+"""
+)
+
+# redis-py takes longer for each argument, and for each part of an answer, than Redis for a message.
+SEND_ALL = LuaScript(
+    _ADD
+    + """
+-- KEYS stream; ARGV may-create, reply address of all, field and size of each value ('b238s64...'), all values in one
+-- text. Returns the ids in one text, or false if the stream does not exist and may not be created.
+local out, at = {}, 1
+for name, size in string.gmatch(ARGV[3], '(%a)(%d+)') do
+  local id = add(name, string.sub(ARGV[4], at, at + size - 1), ARGV[2])
+  if not id then return false end
+  at = at + size
   out[#out + 1] = id
 end
-return out
+return table.concat(out, ' ')
+"""
+)
+
+CLAIM = LuaScript("""
+-- KEYS stream; ARGV consumer, most to receive. Returns what XREADGROUP does in two texts: per entry 'id,size,size...;',
+-- the sizes of its names and values; and all of these, one after the other. False if there is none.
+local answer = redis.call('XREADGROUP', 'GROUP', 'fairtrial', ARGV[1], 'COUNT', ARGV[2], 'STREAMS', KEYS[1], '>')
+if not answer then return false end
+local entries, texts = {}, {}
+for place, entry in ipairs(answer[1][2]) do
+  local sizes = {entry[1]}
+  for _, text in ipairs(entry[2]) do
+    sizes[#sizes + 1] = #text
+    texts[#texts + 1] = text
+  end
+  entries[place] = table.concat(sizes, ',')
+end
+return {table.concat(entries, ';'), table.concat(texts)}
 """)
 
 ACK = LuaScript(
     _FENCE
     + """
--- KEYS stream; ARGV token, then entry ids
+-- KEYS stream; ARGV token, then entry ids, one or several in each argument
 local out = {}
 for a = 2, #ARGV do
-  if ours(ARGV[a], ARGV[1]) then
-    redis.call('XACK', KEYS[1], 'fairtrial', ARGV[a])
-    redis.call('XDEL', KEYS[1], ARGV[a])
-    out[#out + 1] = '1'
-  else
-    out[#out + 1] = '0'
+  for id in string.gmatch(ARGV[a], '%S+') do
+    if ours(id, ARGV[1]) then
+      redis.call('XACK', KEYS[1], 'fairtrial', id)
+      redis.call('XDEL', KEYS[1], id)
+      out[#out + 1] = '1'
+    else
+      out[#out + 1] = '0'
+    end
   end
 end
 return table.concat(out)
@@ -474,6 +514,8 @@ return {now(), redis.call('ZRANGE', KEYS[1], 0, ARGV[1] - 1, 'REV', 'WITHSCORES'
 
 ALL: Final = (
     SEND,
+    SEND_ALL,
+    CLAIM,
     ACK,
     NACK,
     EXTEND,
