@@ -102,6 +102,7 @@ def run(data: Path, database: Path) -> dict[str, Any]:
         "cpu": cpu,
         "columns": written[0],
         "peak_mb": peak,
+        "first": summary[0],
         "summary": min(summary[1:]),
         "without": without,
         "bare": min(bare),
@@ -214,8 +215,9 @@ def main() -> None:
     size, fewer = f"{options.large:,} trials", f"{options.small:,}"
     pairs = f"{options.large // 2:,} pairs"
     targets: list[tuple[str, float, str, float | None]] = [
-        (f"{size} against {fewer}: peak memory", large["peak_mb"] / small["peak_mb"], "x", 1.3),
+        (f"{size} against {fewer}: peak memory", large["peak_mb"] / small["peak_mb"], "x", 1.15),
         (f"{size}: peak memory", large["peak_mb"], "MB", None),
+        (f"{size}: first report", large["first"], "s of CPU", 1.5),
         (f"{size}: summary, at first", large["without"], "s of CPU", None),
         (f"{size}: summary from the column file", large["summary"], "s of CPU", None),
         (f"{size}: the same, against the bare SQL aggregate", large["summary"] / large["bare"], "x", 3.0),

@@ -73,6 +73,54 @@ def test_importing_loads_nothing_heavy(child: Any) -> None:
     assert "fairtrial" in roots
 
 
+COUNTED = """
+import builtins, json, sys
+
+builtins.opened = 0
+
+def count(event, given):
+    builtins.opened += event == "open"
+
+sys.addaudithook(count)
+builtins.counts = lambda: print(json.dumps([sorted(sys.modules), builtins.opened]), flush=True)
+from fairtrial.cli.app import invoke
+invoke(sys.argv[1:])
+counts()
+"""
+FIRST_TRIAL = """
+import os
+from fairtrial import Dataset, EvalSuite, exact_match
+
+def answer(text):
+    counts()
+    os._exit(0)
+
+suite = EvalSuite("first", Dataset.of({"a": "A"}), answer, exact_match)
+"""
+# What a command has loaded when it ends, or when its first trial starts: packages that must not be among it, the most
+# modules in all, and the most files that may have been opened. A larger number needs a reason: users wait for each.
+LOADED = {
+    "--help": (("--help",), "anyio asyncio numpy pydantic rich sqlalchemy", 190, 190),
+    "--version": (("--version",), "anyio asyncio numpy pydantic rich sqlalchemy", 190, 190),
+    "run": (("run", "evals.py"), "aiohttp jinja2 numpy openai redis scipy starlette uvicorn", 680, 750),
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_a_command_loads_no_more_than_it_needs(name: str, child: Any, tmp_path: Path) -> None:
+    words, never, most_modules, most_opened = LOADED[name]
+    (tmp_path / "evals.py").write_text(FIRST_TRIAL)
+    loaded, opened = json.loads(child(COUNTED, *words).splitlines()[-1])
+    assert {one.partition(".")[0] for one in loaded}.isdisjoint(never.split())
+    assert len(loaded) <= most_modules
+    assert opened <= most_opened
+
+
+def test_the_list_of_runs_is_served_without_numpy(child: Any) -> None:
+    said = child("import fairtrial.viewer.serve, sys; print(*sorted(sys.modules))")
+    assert {name.partition(".")[0] for name in said.split()}.isdisjoint(("numpy", "openai", "pydantic", "scipy"))
+
+
 def test_what_only_runs_need_is_loaded_when_it_is_asked_for(child: Any) -> None:
     said = child(
         "import sys, fairtrial\n"

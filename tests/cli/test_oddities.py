@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from fairtrial.cli.screen import make_exact, make_printable
+from fairtrial.base.formatting import make_printable
+from fairtrial.cli.screen import make_exact
 from tests.cli.conftest import EVALS, TWO, Cli
 from tests.cli.test_screens import environment
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from math import inf, isfinite, nan
+from math import inf, isfinite, nan, sin
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import binom, norm, t
 
 import fairtrial.stats
 from fairtrial import stats
-from fairtrial.stats._arrays import binomial_ranks, binomial_tail
+from fairtrial.stats._arrays import binomial_ranks, binomial_tail, find_root
 
 
 def numbers_in(value: object) -> list[float]:
@@ -501,6 +502,26 @@ def test_ranks_of_a_binomial_are_those_of_scipy(n: int, rate: float, tail: float
     low, high = binomial_ranks(tail, n, rate)
     assert (low, high) == (binom.ppf(tail, n, rate), binom.isf(tail, n, rate))
     assert binomial_tail(high, n, rate) == pytest.approx(binom.sf(high, n, rate), rel=1e-9, abs=1e-300)
+
+
+@given(
+    st.floats(-3, 3), st.floats(0.01, 9), st.floats(0.01, 9), st.floats(0, 0.3), st.sampled_from((2e-12, 1e-6, 1e-3))
+)
+def test_roots_are_those_of_scipys_brent_to_the_last_bit(
+    root: float, below: float, above: float, wave: float, xtol: float
+) -> None:
+    def call(x: float) -> float:
+        return (x - root) ** 3 + (x - root) * 0.1 + wave * (sin(5 * x) - sin(5 * root))
+
+    low, high = root - below, root + above
+    if call(low) * call(high) < 0:
+        assert find_root(call, low, high, xtol=xtol) == brentq(call, low, high, xtol=xtol)
+
+
+def test_a_root_at_an_end_is_found_and_one_that_is_not_between_the_ends_is_refused() -> None:
+    assert (find_root(lambda x: x, 0.0, 1.0), find_root(lambda x: x - 1, 0.0, 1.0)) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="different signs at both ends"):
+        find_root(lambda x: x + 1, 0.0, 1.0)
 
 
 def test_the_public_names_are_all_there() -> None:

@@ -98,6 +98,16 @@ class TestTotals:
         assert (baseline.cache_hits, baseline.unpriced_calls, baseline.unpriced_judge_calls) == (3, 2, 1)
         assert (baseline.cut_off_calls, baseline.reasoning_tokens, baseline.cache_write_tokens) == (4, 3, 1)
 
+    def test_totals_of_an_ended_run_change_with_its_results(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=3))
+        store.commit("r1", [result(run, 0, score=Score(1.0)), result(run, 1, "timeout")], samples(range(3)))
+        store.update_run("r1", status="finished", finished_at=5.0)
+        assert store.totals("r1")[0].outcomes == {"scored": 1, "timeout": 1}
+        assert store.totals("r1") == store.totals("r1")
+        store.commit("r1", [result(run, 1, score=Score(0.5), attempt=2)])
+        assert store.totals("r1")[0].outcomes == {"scored": 2}
+        assert store.totals("r1")[0].value_sum == 1.5
+
     def test_totals_of_many_experiments_agree_with_the_results(self, store: RunStore) -> None:
         names = tuple(f"e{n}" for n in range(9))
         run = store.create_run(run_record(size=4, experiments=names, repeats=1))

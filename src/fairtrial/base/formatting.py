@@ -1,14 +1,18 @@
 """Numbers as people read them, in tables and in sentences. What is undefined is "-", never 0.
 
 A table has room for more digits than a sentence: `number` and `signed` are for tables, what ends in `_text` is for
-sentences. `percent` says that a value is a share: a rate in percent, a difference in points of a hundred.
+sentences. `percent` says that a value is a share: a rate in percent, a difference in points of a hundred. Streams that
+lack a character print another.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
 import time
 from collections.abc import Iterable
+from typing import IO
 
 UNDEFINED = "-"
 
@@ -226,3 +230,26 @@ def _short(value: float, sign: str) -> str:
     if size >= 10:
         return f"{value:{sign}.1f}"
     return f"{value:{sign}.3f}" if size >= 0.001 or size == 0 else f"{value:{sign}.2g}"
+
+
+AS_WIDE = "fairtrial-as-wide"
+"""The error handler of encodings that lack a character: question marks as wide as it is, so that no table breaks."""
+_STAND_INS = {"…": "~"}  # The end of a cut cell.
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    from rich.cells import cell_len  # Import rich only if a character is missing, which is rare.
+
+    text = error.object[error.start : error.end]
+    return "".join(_STAND_INS.get(character) or "?" * cell_len(character) for character in text), error.end
+
+
+codecs.register_error(AS_WIDE, _replaced)
+
+
+def make_printable(stream: IO[str]) -> None:
+    """Print characters that a stream cannot encode as question marks of the same width, so that tables stay aligned."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=AS_WIDE)

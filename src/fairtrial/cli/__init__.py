@@ -14,8 +14,8 @@ def main(program: Callable[..., int] | None = None) -> None:
     import sys
 
     try:
+        from fairtrial.base.formatting import make_printable
         from fairtrial.cli.app import invoke
-        from fairtrial.cli.screen import make_printable
 
         make_printable(sys.stdout)
         make_printable(sys.stderr)

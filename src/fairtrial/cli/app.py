@@ -13,17 +13,42 @@ from keyword import iskeyword
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fairtrial.cli.user_errors import ExitCode, report_error
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("init", "plan", "try", "run"),
-    "Look": ("runs", "show", "trials", "view"),
-    "Decide": ("compare", "leaderboard", "gate", "calibrate"),
-    "Keep": ("rescore", "import", "export", "store", "doctor"),
-    "Fleet": ("worker", "fleet"),
+GROUPS: dict[str, dict[str, str]] = {
+    "Start": {
+        "init": "Write a suite for what a folder has, or a small project.",
+        "plan": "Plan a comparison: how many samples it needs, and their cost.",
+        "try": "Try one prompt: every sample with every model.",
+        "run": "Run suites: every sample in every experiment.",
+    },
+    "Look": {
+        "runs": "List runs, newest first.",
+        "show": "Show the report of a run, its slices, or one trial in full.",
+        "trials": "List trials, with input and output side by side.",
+        "view": "Show runs, trials and comparisons as pages in a browser.",
+    },
+    "Decide": {
+        "compare": "Compare candidates with a baseline, sample by sample.",
+        "leaderboard": "Rank systems on the same samples, with rank intervals.",
+        "gate": "Decide from intervals whether a run passes: exit 0, 1 or 3.",
+        "calibrate": "Compare a judge's scores with people's labels.",
+    },
+    "Keep": {
+        "rescore": "Score the stored outputs of a run again; no task is called.",
+        "import": "Import runs, datasets and graders from another tool.",
+        "export": "Write a run to a file: results, report, or everything.",
+        "store": "Maintain the store: contents, schema, old runs, backups.",
+        "doctor": "Check installation, settings, store and queue.",
+    },
+    "Fleet": {
+        "worker": "Run the trials of a suite from a queue until stopped.",
+        "fleet": "Show the queues, workers and dead letters of a fleet.",
+    },
 }
+"""The commands by their purpose, each with its short help: nothing of a command is loaded to list it."""
 
 
 class Grouped(TyperGroup):
@@ -31,20 +56,14 @@ class Grouped(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order of their groups."""
-        return [name for names in GROUPS.values() for name in names if name in self.commands]
+        return [name for names in GROUPS.values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one help section for each group, with aligned columns."""
         width = max(len(name) for name in self.commands)
         for title, names in GROUPS.items():
-            rows = [
-                (name.ljust(width), self.commands[name].get_short_help_str(formatter.width - width - 6))
-                for name in names
-                if name in self.commands
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in names.items()])
 
 
 def _version(asked: bool) -> None:
@@ -78,15 +97,17 @@ def root(
 
 
 @cache
-def command_tree(name: str = "") -> TyperGroup:
-    """Build the application: with the one command that is named, or else with all of them.
+def command_tree(name: str | None = None) -> TyperGroup:
+    """Build the application: with all commands, or with one that can be called and others that can only be listed.
 
-    Reading the options of all commands takes longer than many commands do.
+    Loading all commands takes longer than many commands do.
     """
     app = _app(name="fairtrial", cls=Grouped, no_args_is_help=True)
     app.callback()(root)
-    names = [command for commands in GROUPS.values() for command in commands]
-    for command in [name] if name in names else names:
+    short_helps = {command: text for commands in GROUPS.values() for command, text in commands.items()}
+    for command in short_helps:
+        if name not in (None, command):
+            continue
         module = import_module(f"fairtrial.cli.command_{command}")
         if group := getattr(module, "app", None):
             app.add_typer(group, name=command)
@@ -94,7 +115,11 @@ def command_tree(name: str = "") -> TyperGroup:
             app.command(command, cls=getattr(module, "Command", None))(
                 getattr(module, f"{command}_" if iskeyword(command) else command)
             )
-    return cast("TyperGroup", typer.main.get_command(app))
+    made = cast("TyperGroup", typer.main.get_command(app))
+    for command, text in short_helps.items():
+        if command not in made.commands:
+            made.add_command(TyperCommand(command, help=text))
+    return made
 
 
 def _app(**how: Any) -> typer.Typer:
@@ -116,7 +141,9 @@ def invoke(arguments: Sequence[str], program: Callable[..., int] | None = None) 
     try:
         if program is not None:
             return _invoke(_program(program), arguments, f"python -m fairtrial.cli.{program.__name__}", debug=debug)
-        return _invoke(command_tree(arguments[0] if arguments else ""), arguments, "fairtrial", debug=debug)
+        called = next((argument for argument in arguments if not argument.startswith("-")), "")
+        completed = "_FAIRTRIAL_COMPLETE" in os.environ  # Then the words are in the environment.
+        return _invoke(command_tree(None if completed else called), arguments, "fairtrial", debug=debug)
     finally:
         if (screen := sys.modules.get("fairtrial.cli.screen")) is not None:  # Not loaded: nothing was logged.
             screen.stop_logging()

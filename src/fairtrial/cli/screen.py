@@ -16,16 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from fairtrial.reports.render.document import Column, Table
-from fairtrial.reports.render.safe_text import AS_WIDE, lines, plain
+from fairtrial.reports.render.safe_text import lines, plain
 from fairtrial.reports.render.terminal import RichDocument
 from fairtrial.runs.events import LogFormat
 from fairtrial.runs.events import start_logging as log_to_stderr
-
-
-def make_printable(stream: IO[str]) -> None:
-    """Print characters that a stream cannot encode as question marks of the same width, so that tables stay aligned."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors=AS_WIDE)
 
 
 def make_exact(stream: IO[str]) -> None:

@@ -243,7 +243,43 @@ def binomial_ranks(tail: float, n: int, rate: float) -> tuple[int, int]:
 
 
 def find_root(call: Callable[[float], float], low: float, high: float, *, xtol: float = 2e-12) -> float:
-    """Find where a function of one number is 0 between two ends at which its signs differ, by Brent's method."""
-    from scipy.optimize import brentq  # Imported late: it is slow to load, and few commands need it.
+    """Find where a function of one number is 0 between two ends at which its signs differ, by Brent's method (1973).
 
-    return float(brentq(call, low, high, xtol=xtol))
+    Step by step as `scipy.optimize.brentq`, whose package takes longer to load than a comparison takes.
+    """
+    before, now = low, high
+    at_before, at_now = call(before), call(now)
+    if at_before == 0 or at_now == 0:
+        return before if at_before == 0 else now
+    if (at_before > 0) == (at_now > 0):
+        raise ValueError("the function must have different signs at both ends")
+    other, at_other, last_step, step = before, at_before, now - before, now - before
+    for _ in range(100):
+        if at_before and at_now and (at_before > 0) != (at_now > 0):
+            other, at_other = before, at_before
+            last_step = step = now - before
+        if abs(at_other) < abs(at_now):
+            before, now, other = now, other, now
+            at_before, at_now, at_other = at_now, at_other, at_now
+        tolerance = (xtol + 4 * np.finfo(float).eps * abs(now)) / 2
+        half = (other - now) / 2
+        if at_now == 0 or abs(half) < tolerance:
+            break
+        if abs(last_step) > tolerance and abs(at_now) < abs(at_before):
+            if before == other:
+                try_step = -at_now * (now - before) / (at_now - at_before)
+            else:
+                slope, other_slope = (at_before - at_now) / (before - now), (at_other - at_now) / (other - now)
+                try_step = (
+                    -at_now
+                    * (at_other * other_slope - at_before * slope)
+                    / (other_slope * slope * (at_other - at_before))
+                )
+            is_short = 2 * abs(try_step) < min(abs(last_step), 3 * abs(half) - tolerance)
+            last_step, step = (step, try_step) if is_short else (half, half)
+        else:
+            last_step = step = half
+        before, at_before = now, at_now
+        now += step if abs(step) > tolerance else tolerance if half > 0 else -tolerance
+        at_now = call(now)
+    return float(now)

@@ -28,7 +28,7 @@ _SMALL = {
     **{name: _TIMED if name == "latency_ms" else results.c[name] for name in COUNTS},
     "attempt": results.c.attempt,
     "value": sa.cast(sa.func.coalesce(results.c.value, -1.0), sa.Integer),  # -1: no score. Cut off at the point.
-    "started_at": results.c.started_at,
+    "started_at": sa.cast(results.c.started_at * 1000, sa.BigInteger),  # To the millisecond: digits take time.
 }
 _TEXTS = tuple(sa.func.aggregate_strings(sa.cast(column, sa.Text), ",") for column in _SMALL.values())
 _DETAILED = sa.or_(
@@ -62,7 +62,7 @@ class NumberTexts(NamedTuple):
 
     `columns` has ordinals, outcomes, verdicts, counts, attempts, values and times, by the name of the column, with the
     results in the same order. If any `detailed` result is among them (with a score between 0 and 1, costs, an own
-    reward or metrics), these are in `NumberStore.result_details`. Times are approximate.
+    reward or metrics), these are in `NumberStore.result_details`. Times are in whole milliseconds.
     """
 
     detailed: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -17,25 +19,8 @@ from starlette.routing import Mount, Route
 from fairtrial.errors import FairtrialError, StoreError, UnknownRunError
 from fairtrial.reports.run_names import UnknownNameError
 from fairtrial.viewer.access import BodyTooLateError, Guard, Visitor, same_secret
-from fairtrial.viewer.pages.comparison import compare_page, pair_page
 from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, read_form
-from fairtrial.viewer.pages.matrix import matrix_page
-from fairtrial.viewer.pages.reviews import (
-    answer_trial,
-    calibration_page,
-    export_labels,
-    extend_review,
-    make_review,
-    pick_trial,
-    review_blob,
-    review_list,
-    review_page,
-    review_queue,
-    reviews_page,
-)
 from fairtrial.viewer.pages.runs import history_page, live_stream, report_page, runs_page
-from fairtrial.viewer.pages.trial import blob, trial_page
-from fairtrial.viewer.pages.trials import export_trials, rates_of_question, trials_page
 from fairtrial.viewer.question import segment
 
 _WRONG_TOKEN_SECONDS = 0.5
@@ -46,37 +31,51 @@ type PageFunction = Callable[[Viewer, Request], Awaitable[Response]]
 type ChangeFunction = Callable[[Viewer, Request, FormFields], Awaitable[Response]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A page whose module is loaded when it is first asked for: most need numpy, which the list of runs does not."""
+
+    module: str
+    name: str
+
+    async def __call__(self, *given: Any) -> Response:
+        """Show the page, or make the change."""
+        page = getattr(import_module(f"fairtrial.viewer.pages.{self.module}"), self.name)
+        found: Response = await page(*given)
+        return found
+
+
 def routes(viewer: Viewer) -> list[Route]:
     """Return all routes below the prefix."""
     pages: list[tuple[str, PageFunction]] = [
         ("/", runs_page),
         ("/login", open_link),
         ("/history", history_page),
-        ("/compare", compare_page),
-        ("/compare/sample", pair_page),
-        ("/matrix", matrix_page),
-        ("/review", review_list),
-        ("/review/{code}", review_queue),
-        ("/review/{code}/blob/{sha256}", review_blob),
+        ("/compare", _Later("comparison", "compare_page")),
+        ("/compare/sample", _Later("comparison", "pair_page")),
+        ("/matrix", _Later("matrix", "matrix_page")),
+        ("/review", _Later("reviews", "review_list")),
+        ("/review/{code}", _Later("reviews", "review_queue")),
+        ("/review/{code}/blob/{sha256}", _Later("reviews", "review_blob")),
         ("/static/{hash}/{name}", static_file),
         ("/{run}", report_page),
         ("/{run}/live", live_stream),
-        ("/{run}/trials", trials_page),
-        ("/{run}/rates", rates_of_question),
-        ("/{run}/trials.{form}", export_trials),
-        ("/{run}/review", reviews_page),
-        ("/{run}/review/{name}", review_page),
-        ("/{run}/review/{name}/labels.{form}", export_labels),
-        ("/{run}/calibration", calibration_page),
-        ("/{run}/t/{experiment}/{sample}", trial_page),
-        ("/{run}/t/{experiment}/{sample}/{repeat:int}", trial_page),
-        ("/{run}/blob/{sha256}", blob),
+        ("/{run}/trials", _Later("trials", "trials_page")),
+        ("/{run}/rates", _Later("trials", "rates_of_question")),
+        ("/{run}/trials.{form}", _Later("trials", "export_trials")),
+        ("/{run}/review", _Later("reviews", "reviews_page")),
+        ("/{run}/review/{name}", _Later("reviews", "review_page")),
+        ("/{run}/review/{name}/labels.{form}", _Later("reviews", "export_labels")),
+        ("/{run}/calibration", _Later("reviews", "calibration_page")),
+        ("/{run}/t/{experiment}/{sample}", _Later("trial", "trial_page")),
+        ("/{run}/t/{experiment}/{sample}/{repeat:int}", _Later("trial", "trial_page")),
+        ("/{run}/blob/{sha256}", _Later("trial", "blob")),
     ]
     changes: list[tuple[str, ChangeFunction]] = [
-        ("/review/{code}", answer_trial),
-        ("/{run}/review", make_review),
-        ("/{run}/review/{name}", extend_review),
-        ("/{run}/picked", pick_trial),
+        ("/review/{code}", _Later("reviews", "answer_trial")),
+        ("/{run}/review", _Later("reviews", "make_review")),
+        ("/{run}/review/{name}", _Later("reviews", "extend_review")),
+        ("/{run}/picked", _Later("reviews", "pick_trial")),
     ]
     made = [Route(path, partial(_page, viewer, function), methods=["GET"]) for path, function in pages]
     made.insert(1, Route("/login", partial(_page, viewer, sign_in), methods=["POST"]))
@@ -207,6 +206,9 @@ async def static_file(viewer: Viewer, request: Request) -> Response:
 
 
 FOR_REVIEWERS: frozenset[PageFunction | ChangeFunction] = frozenset(
-    (open_link, sign_in, logout, static_file, review_list, review_queue, review_blob, answer_trial)
+    (
+        *(open_link, sign_in, logout, static_file),
+        *(_Later("reviews", name) for name in ("review_list", "review_queue", "review_blob", "answer_trial")),
+    )
 )
 """What sessions of reviewers may see and do; everything else is refused."""

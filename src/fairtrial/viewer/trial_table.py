@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fairtrial.base.codec import digest
 from fairtrial.base.frozen import JSON
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
 from fairtrial.reports.render.safe_text import value_text
-from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.rows import OUTCOMES
 from fairtrial.viewer.question import PAGE, STATES, Question, RowCursor
@@ -33,18 +31,6 @@ def open_columns_of(store: RunStore, run: RunRecord) -> TrialColumns:
 def needs_building(store: RunStore, run: RunRecord) -> bool:
     """Return whether opening the columns would take long."""
     return run.planned > BUILT_HERE and TrialColumns.open_existing(store, run) is None
-
-
-def state_of(store: RunStore, run: RunRecord, *, samples: bool = True) -> tuple[Any, ...]:
-    """Return what changes whenever the results of a run change, or what its pages say of it.
-
-    The last part is how many samples are stored, which runs of the same dataset share; None without `samples`.
-    """
-    # Until its end, a run gets more results without a new revision.
-    totals = () if run.finished_at is not None else store.totals(run.run_id)
-    stored = tuple(tuple(sorted(part.outcomes.items())) for part in totals)
-    known = tuple(store.sample_state(run.run_id)) if samples and isinstance(store, NumberStore) else None
-    return run.run_id, run.revision, run.finished_at, run.status, digest(dict(run.notes)), stored, known
 
 
 def accepted_values(columns: TrialColumns, key: str, texts: tuple[str, ...]) -> list[JSON]:

@@ -93,7 +93,7 @@ class BlockReader:
             where = slice(low, high + 1)  # In order and without gaps: a copy instead of a scatter.
         for name in ("outcome", "passed", *COUNTS, "attempt"):
             arrays[name][where] = _numbers(columns[name])
-        arrays["started_at"][where] = np.fromstring(columns["started_at"], dtype=np.float64, sep=",")
+        arrays["started_at"][where] = _numbers(columns["started_at"]) / 1000
         values = _numbers(columns["value"]).astype(np.float64)
         arrays["score"][where] = np.where(values < 0, np.nan, values)
 

@@ -129,10 +129,15 @@ def read_samples(
     if old is not None:
         collected.take_over(old, add_ids)
     end = min(run.dataset_size, store.highest_sample(run.run_id) + 1)
+    as_texts = True  # If that is not all there is to the samples of one part, it rarely is in the next.
     for first in range(collected.settled, end, _CHUNK):
         last = min(first + _CHUNK, end)
-        texts = store.sample_texts(run.run_id, first, last)
-        if texts is not None and not collected.add_texts(texts, add_ids):
+        if as_texts:
+            texts = store.sample_texts(run.run_id, first, last)
+            if texts is None:
+                continue
+            as_texts = collected.add_texts(texts, add_ids)
+        if not as_texts:
             collected.add(store.sample_rows(run.run_id, first, last), add_ids)
     return collected.finished()
 
@@ -243,7 +248,11 @@ class _Samples:
         add_ids(b"".join(encoded))
 
     def _add_metadata(self, texts: Sequence[str | None], start: int) -> None:
-        for place, facts in enumerate(_parsed(texts), start):
+        """Add the metadata of samples; each different text is read once."""
+        numbers: dict[str | None, int] = {}
+        places = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.intp)
+        found: dict[str, list[int]] = {}
+        for number, facts in enumerate(_parsed(list(numbers))):
             for name, value in facts.items():
                 if value is None or name in self._uncoded:
                     continue
@@ -256,10 +265,16 @@ class _Samples:
                 code = self._code(key, value)
                 if code > MOST_VALUES:
                     del self._keys[name]
+                    found.pop(name, None)
                     self._uncoded.add(name)
                     continue
-                key.codes.extend([0] * (place - len(key.codes)))
-                key.codes.append(code)
+                if name not in found:
+                    found[name] = [0] * len(numbers)
+                found[name][number] = code
+        for name, codes in found.items():
+            key = self._keys[name]
+            key.codes.extend([0] * (start - len(key.codes)))
+            key.codes.frombytes(np.array(codes, dtype="u2")[places].tobytes())
 
     def _code(self, key: _Key, value: Any) -> int:
         # 1, 1.0 and True are equal in Python and three values in JSON; so are 0.0 and -0.0, of one type.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -60,23 +59,6 @@ def plain(text: str, *, limit: int | None = None) -> str:
 def shown(value: Any) -> str:
     """Format a value: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else dumps(value)
-
-
-AS_WIDE = "fairtrial-as-wide"
-"""The error handler of encodings that lack a character: question marks as wide as it is, so that no table breaks."""
-_STAND_INS = {"…": "~"}  # The end of a cut cell.
-
-
-def _replaced(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    from rich.cells import cell_len  # Import rich only if a character is missing, which is rare.
-
-    text = error.object[error.start : error.end]
-    return "".join(_STAND_INS.get(character) or "?" * cell_len(character) for character in text), error.end
-
-
-codecs.register_error(AS_WIDE, _replaced)
 
 
 _HASH = re.compile("[0-9a-f]{16}")

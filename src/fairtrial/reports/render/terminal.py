@@ -16,8 +16,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from fairtrial.base.formatting import AS_WIDE
 from fairtrial.reports.render import document as doc
-from fairtrial.reports.render.safe_text import AS_WIDE, plain
+from fairtrial.reports.render.safe_text import plain
 
 WIDTH = 80
 """How wide text is that no terminal shows."""

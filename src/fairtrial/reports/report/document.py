@@ -510,7 +510,8 @@ def _warnings(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) 
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
         trials, them = formatting.count(count, "trial"), "it" if count == 1 else "them"
         yield f"{trials} could not be scored; run the same command again to score {them} without calling the task."
-    yield from type_remarks(result for part in parts for result in part.failed_samples())
+    failures = [failed for part in parts if (failed := part.failed_samples())]  # To find none, all rows would be read.
+    yield from type_remarks(result for failed in failures for result in failed)
     stopped = run.noted.stopped
     if stopped:
         yield f"ended early: {stopped}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import jinja2
@@ -21,29 +21,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from fairtrial.base import formatting
+from fairtrial.base.codec import digest
 from fairtrial.base.frozen import LruCache
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import run_totals
-from fairtrial.reports.figures.trial_columns import TrialColumns
 from fairtrial.reports.render.html import page_style
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.reports.run_names import RunName, find_run
 from fairtrial.runs.run_lease import with_current_status
+from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.viewer.access import Access, Visitor
 from fairtrial.viewer.question import Links, Question, from_segment
 from fairtrial.viewer.review import Reservations, ReviewMember
 from fairtrial.viewer.text import shown
-from fairtrial.viewer.trial_table import (
-    TableCounts,
-    TablePage,
-    count_and_find,
-    count_trials,
-    find_page,
-    needs_building,
-    state_of,
-)
 from fairtrial.viewer.working import Workbench
+
+if TYPE_CHECKING:
+    from fairtrial.reports.figures.trial_columns import TrialColumns
+    from fairtrial.viewer.trial_table import TableCounts, TablePage
 
 MAX_STREAMS = 20
 INTERVAL_SECONDS = 1.0
@@ -211,11 +207,15 @@ class Viewer:
 
     async def prepare_columns(self, run: RunRecord) -> None:
         """Have the columns of a large run built by a child, if that has not been done yet."""
+        from fairtrial.viewer.trial_table import needs_building  # numpy takes longer to load than a list of runs.
+
         if await self.read(needs_building, self.store, run):
             await self.workbench.answer({"job": "columns", "run_id": run.run_id}, await self.state_of(run))
 
     async def counts(self, run: RunRecord, columns: TrialColumns, question: Question) -> TableCounts:
         """Return the counts of what is filtered; pages of one filter share them."""
+        from fairtrial.viewer.trial_table import count_trials
+
         filters = _filters(question)
         key = (await self.state_of(run), filters)
         if (known := self._counts.get(key)) is None:
@@ -225,6 +225,8 @@ class Viewer:
 
     async def table(self, run: RunRecord, columns: TrialColumns, question: Question) -> tuple[TableCounts, TablePage]:
         """Return the counts of what is filtered, and the rows of one page."""
+        from fairtrial.viewer.trial_table import count_and_find, find_page
+
         key = (await self.state_of(run), _filters(question))
         if (known := self._counts.get(key)) is not None:
             return known, await self.read(find_page, columns, question)
@@ -250,7 +252,7 @@ class Viewer:
 
     def _state_of(self, run: RunRecord) -> tuple[Any, ...]:
         key = (run.run_id, run.revision)
-        state = state_of(self.store, run, samples=self._complete.get(key) is None)
+        state = _stored_state(self.store, run, samples=self._complete.get(key) is None)
         if state[-1] == (run.dataset_size, run.dataset_size):
             self._complete.put(key, True)
         return state[:-1] if self._complete.get(key) else state
@@ -271,6 +273,18 @@ class Viewer:
         """Return the text of a page."""
         page = self._environment.get_template(template).render(store_name=self.store_name, policy="", **values)
         return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _stored_state(store: RunStore, run: RunRecord, *, samples: bool) -> tuple[Any, ...]:
+    """Return what changes whenever the results of a run change, or what its pages say of it.
+
+    The last part is how many samples are stored, which runs of the same dataset share; None without `samples`.
+    """
+    # Until its end, a run gets more results without a new revision.
+    totals = () if run.finished_at is not None else store.totals(run.run_id)
+    stored = tuple(tuple(sorted(part.outcomes.items())) for part in totals)
+    known = tuple(store.sample_state(run.run_id)) if samples and isinstance(store, NumberStore) else None
+    return run.run_id, run.revision, run.finished_at, run.status, digest(dict(run.notes)), stored, known
 
 
 def _filters(question: Question) -> Question:

@@ -18,7 +18,6 @@ from fairtrial.base.codec import to_json
 from fairtrial.base.rates import Z_95, wilson_bounds
 from fairtrial.data.session.views import JUDGE
 from fairtrial.errors import ConfigurationError
-from fairtrial.reports.figures.labels import draw_trials
 from fairtrial.reports.render.safe_text import envelopes, value_text
 from fairtrial.reports.run_names import RunName
 from fairtrial.store.notes import MANY_SKIPS, SKIP, ReviewNote, ReviewScale, write_notes
@@ -83,6 +82,8 @@ async def open_review(viewer: Viewer, run: RunRecord, review: ReviewNote) -> Ope
 
 def _draw(viewer: Viewer, run: RunRecord, review: ReviewNote) -> tuple[list[ReviewMember], int]:
     columns = open_columns_of(viewer.store, run)
+    from fairtrial.reports.figures.labels import draw_trials  # Loads scipy.
+
     drawn = draw_trials(columns, review)
     return make_members(run, review, drawn.ordinals, columns.sample_ids(drawn.ordinals)), drawn.judged
 
