@@ -20,6 +20,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 1800  # For one test: the random schedules take minutes on a busy machine.
 SUITES = ("tests/mailbox/test_conformance.py", "tests/mailbox/test_machine.py")
 TESTS = {
     "redis-server": (*SUITES, "tests/mailbox/test_redis_failures.py", "tests/mailbox/test_redis_parts.py"),
@@ -61,7 +62,7 @@ def run_tests(name: str, folder: Path, *, chaos: bool) -> tuple[str, int, int]:
     for tests in runs:
         report = folder / "junit.xml"
         report.unlink(missing_ok=True)
-        options = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--junitxml", report)
+        options = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timeout", str(SECONDS), "--junitxml", report)
         subprocess.run([sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, env=environment, check=False)
         (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
         count = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
