@@ -7,7 +7,7 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["unit", "lint"]
-PYTHONS = ["3.12", "3.13"]
+PYTHONS = ["3.12", "3.13", "3.14"]
 PROGRAMS = "redis or sqs or postgres or browser or tmux or node or slurm or bwrap"
 WITHOUT_PROGRAMS = f"not ({PROGRAMS} or long or measured or soak)"
 UNITS = ("base", "data", "reports", "scoring", "stats", "trials")

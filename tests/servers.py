@@ -257,12 +257,12 @@ class PgBouncer:
 
 
 def _binaries() -> Path:
+    """The folder of an `initdb` on the PATH, which somebody chose; else Debian's newest, which are not on the PATH."""
+    if on_path := shutil.which("initdb"):
+        return Path(on_path).resolve().parent
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3].partition(".")[0])
     )
-    if found:
-        return found[-1].parent
-    on_path = shutil.which("initdb")
-    if on_path is None:
+    if not found:
         raise RuntimeError("these tests need PostgreSQL: run scripts/setup")
-    return Path(on_path).resolve().parent
+    return found[-1].parent

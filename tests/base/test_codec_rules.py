@@ -36,6 +36,25 @@ def problem(kind: Any, tree: Any) -> str:
     return str(caught.value)
 
 
+def test_the_types_of_fields_are_known_where_annotations_are_not_kept_as_text() -> None:
+    code = """if True:
+        from dataclasses import dataclass
+        from typing import NamedTuple
+
+        @dataclass
+        class Point:
+            at: tuple[int, int]
+
+        class Pair[T](NamedTuple):
+            first: T
+            points: list[Point]
+    """
+    space: dict[str, Any] = {"__name__": __name__}
+    exec(compile(code, "<string>", "exec", dont_inherit=True), space)
+    kind = space["Pair"][date]
+    assert read(kind, ["2026-01-02", [{"at": [1, 2]}]]) == (date(2026, 1, 2), [space["Point"]((1, 2))])
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     role: Literal["user", "assistant"]

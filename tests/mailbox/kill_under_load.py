@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +16,24 @@ from fairtrial.errors import MailboxConnectionError
 from fairtrial.mailbox import RedisMailbox
 from tests.redis_server import RedisServer
 
-SENDERS = 8
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """The messages whose sending was confirmed, those received afterwards, and how many sends failed."""
+    """The messages whose sending was confirmed, those received afterwards, how many sends failed, and the speed."""
 
     confirmed: frozenset[int]
     received: frozenset[int]
     refused: int
+    per_second: float  # Confirmed until the kill.
 
     @property
     def lost(self) -> int:
         return len(self.confirmed - self.received)
 
 
-async def kill_under_load(server: RedisServer, url: str, *, sends: int = 16_000) -> Outcome:
-    """Send from eight tasks, kill the server after a fifth of the messages, start it again, receive everything."""
-    each = sends // SENDERS
+async def kill_under_load(server: RedisServer, url: str, *, sends: int = 16_000, senders: int = 8) -> Outcome:
+    """Send from some tasks, kill the server after a fifth of the messages, start it again, receive everything."""
+    each = sends // senders
     async with RedisMailbox("load", int, url, sweep_seconds=0.05) as mailbox:
         confirmed: set[int] = set()
         refused = 0
@@ -51,17 +51,19 @@ async def kill_under_load(server: RedisServer, url: str, *, sends: int = 16_000)
                     refused += 1
                     await asyncio.sleep(0.01)
 
+        began = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for sender in range(SENDERS):
+            for sender in range(senders):
                 group.create_task(send(sender * each))
             await under_load.wait()
+            per_second = len(confirmed) / (time.monotonic() - began)
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
         received: set[int] = set()
         while messages := await mailbox.receive(200, 60, 0):
             received.update(message.body for message in messages)
             await asyncio.gather(*(message.acknowledge() for message in messages))
-    return Outcome(frozenset(confirmed), frozenset(received), refused)
+    return Outcome(frozenset(confirmed), frozenset(received), refused, per_second)
 
 
 @contextlib.contextmanager

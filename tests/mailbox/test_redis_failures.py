@@ -22,6 +22,7 @@ from fairtrial.errors import (
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.mailbox.batcher import Batcher
 from tests.mailbox.ageing import age
+from tests.mailbox.conftest import valkey_binary
 from tests.mailbox.kill_under_load import busy_disk, kill_under_load
 from tests.redis_server import RedisServer
 
@@ -52,29 +53,66 @@ def test_a_durable_server_killed_while_the_disk_is_busy_loses_no_acknowledged_se
 class TestDurable:
     """A sender that asks for durability is never confirmed by a server that does not give it."""
 
-    async def test_a_server_that_flushes_every_second_is_refused(self, own_server: RedisServer) -> None:
+    async def test_a_server_that_flushes_when_it_likes_is_refused(self, tmp_path: Path) -> None:
+        with RedisServer(tmp_path / "redis", "--appendfsync", "no") as server:
+            await self._is_refused(server, "no")
+
+    async def test_a_server_that_flushes_every_second_is_refused_unless_sends_can_wait_for_that(
+        self, own_server: RedisServer, valkey_server: RedisServer
+    ) -> None:
+        for server in (own_server, valkey_server):
+            with server.client() as client:
+                version = tuple(map(int, client.info()["redis_version"].split(".")[:2]))
+            if version < (7, 2):
+                await self._is_refused(server, "everysec")
+            else:
+                async with RedisMailbox("m", int, f"{server.url}?durable=yes") as mailbox:
+                    await mailbox.send(1)
+                    (message,) = await mailbox.receive(1, 60, 1)
+                    await message.acknowledge()
+
+    async def _is_refused(self, own_server: RedisServer, policy: str) -> None:
         mailbox = RedisMailbox("m", int, RedisConnection(own_server.url, durable=True))
         for use in (mailbox.open, lambda: mailbox.send(1), lambda: mailbox.send_all([1])):
             with pytest.raises(
-                ConfigurationError, match=r"appendfsync always \(got appendonly yes, appendfsync everysec"
+                ConfigurationError, match=rf"appendfsync always \(got appendonly yes, appendfsync {policy}"
             ):
                 await use()
         with own_server.client() as client:
             assert not client.exists(mailbox.keys.stream)
         await mailbox.connection.close()
 
-    async def test_a_server_that_changed_its_settings_is_refused_after_a_reconnection(
-        self, own_server: RedisServer
-    ) -> None:
-        with own_server.client() as client:
+    async def test_a_server_that_changed_its_settings_is_refused_after_a_reconnection(self, tmp_path: Path) -> None:
+        with RedisServer(tmp_path / "redis", "--appendfsync", "no") as server, server.client() as client:
             client.config_set("appendfsync", "always")
-        async with RedisMailbox("m", int, f"{own_server.url}?durable=yes") as mailbox:
-            await mailbox.send(1)
-            await anyio.to_thread.run_sync(own_server.restart)
-            with pytest.raises(MailboxNotDurableError, match="appendfsync everysec"):
-                await mailbox.send(2)
-            with own_server.client() as client:
-                assert client.xlen(mailbox.keys.stream) == 1
+            async with RedisMailbox("m", int, f"{server.url}?durable=yes") as mailbox:
+                await mailbox.send(1)
+                await anyio.to_thread.run_sync(server.restart)
+                with pytest.raises(MailboxNotDurableError, match="appendfsync no"):
+                    await mailbox.send(2)
+                with server.client() as again:
+                    assert again.xlen(mailbox.keys.stream) == 1
+
+    async def test_a_send_is_not_confirmed_before_the_server_has_flushed_it(self, tmp_path: Path) -> None:
+        with RedisServer(tmp_path / "valkey", binary=valkey_binary()) as server, server.client() as client:
+            async with RedisConnection(server.url, timeout_seconds=2.0, durable=True) as connection:
+                mailbox = RedisMailbox("m", int, connection)
+                await mailbox.send(1)
+                await mailbox.send_all([2, 3])
+                client.config_set("appendfsync", "no")
+                for send in (mailbox.send(4), mailbox.send_all([5, 6])):
+                    with pytest.raises(MailboxConnectionError, match="did not flush"):
+                        await send
+                assert await mailbox.approximate_count() == 6  # They may have arrived; nothing else waits.
+                await mailbox.close()
+
+    async def test_a_user_who_may_not_wait_is_told_what_to_grant(self, valkey_server: RedisServer) -> None:
+        with valkey_server.client() as client:
+            client.acl_setuser("guest", enabled=True, passwords=["+word"], keys=["*"], categories=["+@all"])
+            client.execute_command("ACL", "SETUSER", "guest", "-waitaof")
+        async with RedisConnection(valkey_server.url.replace("//", "//guest:word@"), durable=True) as connection:
+            with pytest.raises(ConfigurationError, match=r"grant \+waitaof"):
+                await RedisMailbox("m", int, connection).send(1)
 
     async def test_a_user_who_may_not_read_the_settings_is_told_what_to_grant(self, own_server: RedisServer) -> None:
         with own_server.client() as client:

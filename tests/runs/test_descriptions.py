@@ -206,6 +206,18 @@ def test_a_function_that_is_in_no_file_is_described_by_its_code() -> None:
     assert 3 in found.parts.values()
 
 
+def test_annotations_may_name_what_only_type_checkers_import() -> None:
+    # Evaluated when they are asked for, from Python 3.14 on; text before.
+    lazily = sys.version_info >= (3, 14)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    code = "def f(x: Unknown): return g\nclass g:\n    y: Unknown\n"
+    exec(compile(code, "<stdin>", "exec", dont_inherit=lazily), space)
+    parts: Any = describe({"task": space["f"]}).parts
+    types = [said["types"] for said in parts.values() if "types" in said]
+    assert types == [[["x", "Unknown"]], [["y", "Unknown"]]]
+    assert "__annotate" not in str(parts)
+
+
 @dataclass
 class Settings:
     low: int = 1

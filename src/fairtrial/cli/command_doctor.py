@@ -364,7 +364,7 @@ async def _redis(connection: RedisConnection) -> Any:
         yield Check("queue", "warning", detail, "grant the user +info")
     else:
         yield Check("queue", "ok", f"{address}, Redis {server.get('redis_version')}")
-        yield _persistence(server)
+        yield _persistence(server, await _flushing(connection))
     yield await _rights(connection)
     yield _clock("queue clock", ahead)
 
@@ -419,16 +419,29 @@ def _postgres_mailbox(connection: PostgresConnection) -> Any:
     return PostgresMailbox(f"doctor.{secrets.token_hex(6)}", str, connection, ttl_seconds=60.0)
 
 
-def _persistence(server: Any) -> Check:
+async def _flushing(connection: RedisConnection) -> str:
+    """Return when the server flushes its append-only file, as a part of a sentence; empty if we may not ask."""
+    from redis.exceptions import NoPermissionError
+
+    try:
+        settings = await connection.command("CONFIG GET", "appendfsync")
+    except NoPermissionError:
+        return ""
+    policy = str(settings.get("appendfsync"))
+    waits = " and each send waits for it (durable=yes, WAITAOF)" if connection.durable and policy != "always" else ""
+    return f", appendfsync {policy}{waits}"
+
+
+def _persistence(server: Any, flushing: str) -> Check:
     limit, policy = int(server.get("maxmemory", 0)), str(server.get("maxmemory_policy", "noeviction"))
     memory = f"maxmemory {limit / 1e6:,.0f} MB, {policy}" if limit else "no maxmemory"
     if not int(server.get("aof_enabled", 0)):
         detail = f"no append-only file: a restart of Redis loses the queue, and clients send again ({memory})"
         return Check("queue data", "warning", detail, "set appendonly yes and appendfsync everysec")
     if not limit:
-        detail = "append-only file; no maxmemory: a full machine kills Redis instead of making senders wait"
+        detail = f"append-only file{flushing}; no maxmemory: a full machine kills Redis instead of making senders wait"
         return Check("queue data", "warning", detail, "set maxmemory, and maxmemory-policy noeviction")
-    return Check("queue data", "ok", f"append-only file, {memory}")
+    return Check("queue data", "ok", f"append-only file{flushing}, {memory}")
 
 
 async def _rights(connection: RedisConnection) -> Check:

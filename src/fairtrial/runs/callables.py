@@ -344,7 +344,7 @@ class _Walk:
             if not os.path.exists(code.co_filename):
                 self._found.values.add(name)
                 self._found.typed.append(code)
-                facts["types"] = [[key, _ADDRESS.sub("", str(kind))] for key, kind in function.__annotations__.items()]
+                facts["types"] = _types(function)
         if function.__defaults__ or function.__kwdefaults__:
             named = code.co_varnames[: code.co_argcount][-len(function.__defaults__ or ()) :]
             defaults = dict(zip(named, function.__defaults__ or (), strict=False)) | (function.__kwdefaults__ or {})
@@ -434,7 +434,7 @@ class _Walk:
             "class": self._location(cls),
             "bases": [self._value(base, name) for base in cls.__bases__ if base is not object],
             "kind": self._value(type(cls), name),
-            "types": [[key, _ADDRESS.sub("", str(kind))] for key, kind in get_annotations(cls).items()],
+            "types": _types(cls),
         }
         for attribute, value in sorted(_class_attributes(cls)):
             facts[f".{attribute}"] = self._variable(f"{name}.{attribute}", value, attribute)
@@ -516,11 +516,19 @@ def _is_object(value: Any) -> bool:
     return hasattr(type(value), HOOK) or (hasattr(value, "__dict__") and not isinstance(value, _NOT_OBJECTS))
 
 
+def _types(annotated: Any) -> list[JSON]:
+    try:
+        found = get_annotations(annotated)
+    except NameError:  # Evaluated now, from Python 3.14 on: they may name what only type checkers import.
+        found = get_annotations(annotated, format=4)  # type: ignore[call-arg]  # as text
+    return [[key, _ADDRESS.sub("", str(kind))] for key, kind in found.items()]
+
+
 def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(cls).items()):
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
-            if function.__code__.co_filename != _GENERATED:
+            if function.__code__.co_filename != _GENERATED and name != "__annotate_func__":  # See `_types`.
                 yield name, value
         elif name == "__dataclass_fields__":
             yield name, [(key, _default(item.default), _default(item.default_factory)) for key, item in value.items()]

@@ -47,9 +47,8 @@ def field_types(base: type, args: tuple[Any, ...]) -> dict[str, Any]:
         return {name: bound(kind, merged) for name, kind in _own_types(base, *variables).items()}
     found: dict[str, Any] = {}
     for owner in reversed(base.__mro__):
-        if "__annotations__" in owner.__dict__:
-            own = variables.get(owner, {})
-            found.update((name, bound(kind, own)) for name, kind in _own_types(owner).items())
+        own = variables.get(owner, {})
+        found.update((name, bound(kind, own)) for name, kind in _own_types(owner).items())
     return found
 
 
@@ -91,12 +90,14 @@ def _variables(base: Any, args: tuple[Any, ...]) -> dict[Any, dict[Any, Any]]:
 
 
 def _own_types(owner: Any, *family: Any) -> dict[str, Any]:
-    annotations = inspect.get_annotations(owner)
-    # Python 3.12 does not find type parameters in annotations kept as text.
-    members = (*reversed(family), owner)
-    parameters = {p.__name__: p for member in members for p in getattr(member, "__type_params__", ())}
-    stand_in = type(owner.__name__, (), {"__annotations__": annotations, "__module__": owner.__module__})
     try:
+        annotations = inspect.get_annotations(owner)  # From Python 3.14 on, they are evaluated now.
+        if not annotations:
+            return {}
+        # Python 3.12 does not find type parameters in annotations kept as text.
+        members = (*reversed(family), owner)
+        parameters = {p.__name__: p for member in members for p in getattr(member, "__type_params__", ())}
+        stand_in = type(owner.__name__, (), {"__annotations__": annotations, "__module__": owner.__module__})
         try:
             return typing.get_type_hints(stand_in, localns=parameters, include_extras=True)
         except NameError:  # Perhaps a class inside the class.

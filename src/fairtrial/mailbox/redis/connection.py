@@ -19,13 +19,15 @@ from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 from fairtrial.errors import ConfigurationError
 from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.redis import topology
-from fairtrial.mailbox.redis.scripts import ALL, Call, LuaScript
+from fairtrial.mailbox.redis.scripts import ALL, SEND, SEND_ALL, Call, LuaScript
 from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.redact import register_guess
 
 MIN_VERSION = (7, 0)
 MAX_OPERATIONS = 200
 MAX_BYTES = 4 * 1024 * 1024
+_SENDS = (SEND, SEND_ALL)
+"""The scripts that add messages: in the durable mode, their answers wait for the flush."""
 BLOCK_SECONDS = 5.0
 """The longest single blocking read; longer waits consist of several, so that a dead connection is detected."""
 
@@ -61,9 +63,9 @@ class RedisConnection(ServerConnection):
             `redis+sentinel://[[user]:password@]host[:port],.../name[/db]` for the master that Sentinels name;
             `redis+cluster://[[user]:password@]host[:port],...` for a Cluster.
         timeout_seconds: Time limit for connecting and for each answer.
-        durable: Refuse a server that could lose a message after confirming it, that is, one without `appendonly yes`
-            and `appendfsync always`. `?durable=yes` in the URL does the same. Not with Sentinels or a Cluster: their
-            replication is asynchronous.
+        durable: Refuse a server that could lose a message after confirming it: it must have `appendonly yes`, and
+            `appendfsync always`, or `everysec` from Redis 7.2 on, where each send then waits for the flush (WAITAOF).
+            `?durable=yes` in the URL does the same. Not with Sentinels or a Cluster: their replication is asynchronous.
         options: Further connection options of redis-py, such as `ssl_ca_certs`.
     """
 
@@ -96,6 +98,7 @@ class RedisConnection(ServerConnection):
         self._check_url()
         self._batcher = Batcher(self.server, self._run_batches, MAX_OPERATIONS, MAX_BYTES)
         self._readers: dict[topology.Node, list[ReadConnection]] = {}
+        self._waits = self.durable  # Whether sends must wait for the flush; each new connection tells.
         self._checked = False
         self._ahead = 0.0  # Seconds by which the server's clock is ahead of this machine's.
         self._under_way = 0
@@ -212,11 +215,11 @@ class RedisConnection(ServerConnection):
     async def _run_at(self, node: topology.Node, calls: Sequence[Call]) -> list[Any]:
         client = self._nodes.client(node)
         try:
-            answers = await self._pipelined(client, [call.command() for call in calls])
+            answers = await self._confirmed(client, calls)
             unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
             if unknown:  # A restarted server has no scripts; these calls had no effect.
                 await self._load(client, {calls[at].script for at in unknown})
-                again = await self._pipelined(client, [calls[at].command() for at in unknown])
+                again = await self._confirmed(client, [calls[at] for at in unknown])
                 for at, answer in zip(unknown, again, strict=True):
                     answers[at] = answer
         except (RedisError, OSError) as error:
@@ -229,6 +232,24 @@ class RedisConnection(ServerConnection):
                     if isinstance(answer, AskError) and not isinstance(answer, MovedError):
                         answers[at] = await self._ask(answer, calls[at])
         return answers
+
+    async def _confirmed(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+        """Run calls; in the durable mode, what was sent is confirmed when the server's file has it on disk."""
+        commands = [call.command() for call in calls]
+        sends = [at for at, call in enumerate(calls) if call.script in _SENDS]
+        if not self.durable or not sends:
+            return await self._pipelined(client, commands)
+        if self._waits:  # Not as long as the time limit of the connection, which would be lost.
+            commands.append(("WAITAOF", 1, 0, round(self._timeout * 900)))
+        answers = await self._pipelined(client, commands)
+        flushed = answers[len(calls) :]
+        # A new connection may have found out only now that sends must wait.
+        if self._waits and not (flushed and isinstance(flushed[0], list) and flushed[0][0]):
+            unflushed = redis.exceptions.TimeoutError(f"durable=yes: Redis did not flush the message (got {flushed})")
+            for at in sends:
+                if not isinstance(answers[at], BaseException):
+                    answers[at] = unflushed
+        return answers[: len(calls)]
 
     async def _ask(self, answer: AskError, call: Call) -> Any:
         """Run a call on the node to which its slot is being moved."""
@@ -404,9 +425,30 @@ class RedisConnection(ServerConnection):
                 register_guess(str(password), "password", "the password of the queue's URL")
 
     def _connect(self, url: str) -> Any:
-        only_durable: dict[str, Any] = {"redis_connect_func": _refuse_if_not_durable} if self.durable else {}
+        only_durable: dict[str, Any] = {"redis_connect_func": self._check_durable} if self.durable else {}
         return redis.asyncio.Redis.from_url(
             url, **self._options, **only_durable, socket_timeout=self._timeout, retry=_no_retry()
+        )
+
+    async def _check_durable(self, connection: Any) -> None:
+        """Check each new connection before its first command: it may lead to another server than before."""
+        await connection.on_connect()
+        settings = await _asked(connection, "CONFIG", "GET", "append*", grant="config|get")
+        pairs = dict(zip(settings[::2], settings[1::2], strict=True))
+        found = {name: pairs.get(name.encode(), b"unknown").decode() for name in ("appendonly", "appendfsync")}
+        self._waits = found["appendfsync"] != "always"
+        if found["appendonly"] == "yes" and found["appendfsync"] in ("always", "everysec"):
+            if not self._waits:
+                return
+            try:  # With nothing written on this connection, it answers at once.
+                await _asked(connection, "WAITAOF", 1, 0, 1, grant="waitaof")
+                return
+            except redis.exceptions.ResponseError:
+                pass  # Redis before 7.2.
+        got = ", ".join(f"{name} {value}" for name, value in found.items())
+        raise topology.ServerNotDurableError(
+            f"durable=yes: Redis must run appendonly yes and appendfsync always (got {got}), or everysec from 7.2 on; "
+            "with other settings a crash can lose messages whose sending was confirmed"
         )
 
     def _connect_briefly(self, url: str) -> Any:
@@ -472,25 +514,16 @@ def _without_durable(url: str) -> tuple[str, bool]:
     return (f"{address}?{rest}" if rest else address), "durable=yes" in asked
 
 
-async def _refuse_if_not_durable(connection: Any) -> None:
-    """Check each new connection before its first command: it may lead to another server than before."""
-    await connection.on_connect()
-    await connection.send_command("CONFIG", "GET", "append*")
+async def _asked(connection: Any, *command: Any, grant: str) -> Any:
+    """Return the answer to a command on a connection that is being opened."""
+    await connection.send_command(*command)
     try:
-        reply = await connection.read_response()
+        return await connection.read_response()
     except redis.exceptions.NoPermissionError:
         raise topology.ServerNotDurableError(
-            "durable=yes: this user has no permission to read appendonly and appendfsync of the Redis server; "
-            "grant +config|get, or leave out durable"
+            f"durable=yes: this user has no permission for {command[0]}, by which the durability of the Redis server "
+            f"is checked; grant +{grant}, or leave out durable"
         ) from None
-    settings = dict(zip(reply[::2], reply[1::2], strict=True))
-    found = {name: settings.get(name.encode(), b"unknown").decode() for name in ("appendonly", "appendfsync")}
-    if found != {"appendonly": "yes", "appendfsync": "always"}:
-        got = ", ".join(f"{name} {value}" for name, value in found.items())
-        raise topology.ServerNotDurableError(
-            f"durable=yes: Redis must run appendonly yes and appendfsync always (got {got}); with other settings a "
-            "crash can lose messages whose sending was confirmed"
-        )
 
 
 def _no_retry() -> redis.asyncio.retry.Retry:
