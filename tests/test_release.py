@@ -162,3 +162,15 @@ def test_the_readme_names_the_size_of_an_installation_once(script: ModuleType, t
         else:
             with pytest.raises(AssertionError, match=f"{megabytes} MB, not {said}"):
                 rehearsal.size()
+
+
+def test_an_image_is_built_by_the_given_command(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsal = script.Rehearsal(tmp_path, "buildah build --isolation chroot")
+    rehearsal.source = tmp_path
+    typed: list[str] = []
+    monkeypatch.setattr(rehearsal, "command", lambda *words: typed.extend(map(str, words)))
+    assert rehearsal.image() == "built"
+    assert typed[:6] == ["buildah", "build", "--isolation", "chroot", "-f", str(tmp_path / "deploy" / "Dockerfile")]
+    assert typed[-1] == str(tmp_path)
