@@ -62,6 +62,6 @@ def docs(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """What a release is made of, checked; see docs/reference/releases.md."""
     session.install("pip>=25.1")
-    session.install("--group", "release")
+    session.install("--group", "release", "--group", "tasks")
     session.run("python", "scripts/release", "--check")
     session.run("zizmor", "--offline", ".github/workflows", "action.yml")

@@ -8,6 +8,8 @@ A comment before a block changes that: `<!-- file: NAME -->` writes the block in
 leaves it alone, except that the commands in it must exist, with their options. `<!-- given: NAME from PATH -->` copies
 a file or folder of this repository, which a reader would have from elsewhere. Output is compared without regard to
 spaces and empty lines; ids, times, durations and sizes in bytes differ from run to run and are masked.
+
+`python -m tests.doc_pages PAGE` follows one page with the installed `fairtrial`; scripts/release does so.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from fairtrial.cli.app import command_tree, invoke
+from fairtrial.integrations.model_server import ParsedRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -213,10 +217,7 @@ class Reader:
             elif words == ["echo", "$?"]:
                 printed, self.code = printed + f"{self.code}\n", 0
             elif words[0] == "fairtrial":
-                self.forget()
-                with captured() as said:
-                    self.code = invoke(words[1:])
-                printed += said.getvalue()
+                printed += self.fairtrial(words[1:])
             elif words[0] == "cat":
                 printed += Path(words[1]).read_text(encoding="utf-8")
             elif words[0] == "pytest":
@@ -228,6 +229,12 @@ class Reader:
             if self.code and len(line.split(" && ")) > 1:
                 break
         return printed
+
+    def fairtrial(self, words: list[str]) -> str:
+        self.forget()
+        with captured() as said:
+            self.code = invoke(words)
+        return said.getvalue()
 
     def pytest(self, words: list[str]) -> str:
         path = os.pathsep.join([str(ROOT / "src"), *(entry for entry in sys.path if entry)])
@@ -248,9 +255,34 @@ class Reader:
                 del sys.modules[name]
 
 
+class User(Reader):
+    """A reader who starts the program that is installed."""
+
+    def fairtrial(self, words: list[str]) -> str:
+        return self.process(["fairtrial", *words], dict(os.environ))
+
+
+def routed(request: ParsedRequest) -> str:
+    """Stands for a model that names a team; told which teams there are, it is wrong less often."""
+    told, text = "billing" in request.system, request.last_user.lower()
+    hints = {"billing": "invoice|charged|refund|price", "delivery": "parcel|arrive|tracking|delivery"}
+    found = next((team for team, words in hints.items() if re.search(words, text)), "")
+    if not told:
+        return found or "The account team."
+    return found or ("account" if re.search("password|log in", text) else "other")
+
+
 @contextlib.contextmanager
 def captured() -> Iterator[io.StringIO]:
     """What a terminal would show: both streams, in order."""
     both = io.StringIO()
     with contextlib.redirect_stdout(both), contextlib.redirect_stderr(both):
         yield both
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        page = Path(sys.argv[1])
+        sys.modules[page.stem] = ModuleType(page.stem)
+        User(page, Path(folder).resolve(), sys.modules[page.stem]).follow()

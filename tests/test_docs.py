@@ -18,8 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from fairtrial import scoring
-from fairtrial.integrations.model_server import FaultRule, ModelServer, ParsedRequest, RateLimited
-from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, steps, unknown_in
+from fairtrial.integrations.model_server import FaultRule, ModelServer, RateLimited
+from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, routed, steps, unknown_in
 from tests.integrations.importers.project import small_project
 from tests.redis_server import RedisServer
 
@@ -44,16 +44,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
-
-
-def routed(request: ParsedRequest) -> str:
-    """Stands for a model that names a team; told which teams there are, it is wrong less often."""
-    told, text = "billing" in request.system, request.last_user.lower()
-    hints = {"billing": "invoice|charged|refund|price", "delivery": "parcel|arrive|tracking|delivery"}
-    found = next((team for team, words in hints.items() if re.search(words, text)), "")
-    if not told:
-        return found or "The account team."
-    return found or ("account" if re.search("password|log in", text) else "other")
 
 
 @pytest.fixture

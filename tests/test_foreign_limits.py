@@ -77,6 +77,12 @@ def test_a_frame_that_hides_its_size_is_counted_while_it_expands() -> None:
         expand(two, "zstd", ExpansionBudget("it", 1))
 
 
+def test_a_frame_that_claims_too_much_is_refused_before_it_expands() -> None:
+    frame = b"\x28\xb5\x2f\xfd" + bytes([0b11100000]) + (2**50).to_bytes(8, "little") + b"\x01\x00\x00"
+    with pytest.raises(LimitExceededError, match="must have at most 1,048,576 bytes"):
+        expand(frame, "zstd", ExpansionBudget("it", MIB))
+
+
 def test_many_empty_streams_are_refused_at_once() -> None:
     body = gzip.compress(b"") * 100_000
     with pytest.raises(LimitExceededError, match="at most 100 compressed streams"):

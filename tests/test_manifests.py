@@ -559,7 +559,8 @@ def test_images_are_named_plainly_and_the_image_is_made_of_files_that_exist(comp
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
     names = [name for line in copied for name in line.split()]
     assert names == [
-        "deploy/build-requirements.txt", "pyproject.toml", "README.md", "LICENSE", "src", "deploy/requirements.txt"
+        "deploy/build-requirements.txt", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src",
+        "deploy/requirements.txt",
     ]  # fmt: skip
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for name in names:

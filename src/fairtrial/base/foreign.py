@@ -3,13 +3,14 @@ their requests may take."""
 
 from __future__ import annotations
 
+import importlib
 import os
-import threading
+import sys
 import time
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 
@@ -19,12 +20,11 @@ SETTING = "FAIRTRIAL_FILE_LIMITS"
 HEAD_SECONDS = 10.0  # For the head of a request, and BODY_SECONDS for its body, however slowly they drip.
 BODY_SECONDS = 30.0
 _CHUNK = 1 << 16  # Of compressed data.
-_ZSTD_CHUNK = 256  # Expands to 8 MiB at most, and has no limit of its own.
 _MAX_STREAMS = 100  # Compressed one after another, in one piece of data.
 _MAX_SECONDS = 120
 _FILE_BYTES = 256 << 20  # Of JSON that is read at once: what it becomes takes up to twenty times as much.
 _LINE_BYTES = 1 << 30
-_MAX_WINDOW = 1 << 27  # Of Zstandard: memory that a frame may ask for.
+_MAX_WINDOW_LOG = 27  # Of Zstandard: memory that a frame may ask for.
 _REMEDY = "if you trust it, raise the limit: {}"
 _WINDOW_BITS = {"gzip": 31, "zlib": 15, "deflate": -15}
 
@@ -160,14 +160,12 @@ def expand(data: bytes, method: Method, budget: ExpansionBudget) -> bytes:
         return _expand_zstd(data, budget)
     bits = _WINDOW_BITS[method]
     try:
-        return _expand_streams(data, budget, lambda: zlib.decompressobj(bits), _CHUNK, single=method == "deflate")
+        return _expand_streams(data, budget, lambda: zlib.decompressobj(bits), single=method == "deflate")
     except zlib.error as error:
         raise _unreadable(budget, method, error) from None
 
 
-def _expand_streams(
-    data: bytes, budget: ExpansionBudget, start: Callable[[], Any], chunk: int, *, single: bool = False
-) -> bytes:
+def _expand_streams(data: bytes, budget: ExpansionBudget, start: Callable[[], Any], *, single: bool = False) -> bytes:
     """Decompress one stream after another, piece by piece. With an offset: copying the rest would be quadratic."""
     view, at, parts = memoryview(data), 0, []
     while True:
@@ -176,8 +174,8 @@ def _expand_streams(
         while not stream.eof:
             if at == len(view):
                 raise DataError(f"{budget.source} cannot be read: it ends early")
-            piece = view[at : at + chunk]
-            part = stream.decompress(piece) if chunk == _ZSTD_CHUNK else stream.decompress(piece, budget.left + 1)
+            piece = view[at : at + _CHUNK]
+            part = stream.decompress(piece, budget.left + 1)
             budget.take(len(part))
             parts.append(part)
             at += len(piece) - len(stream.unused_data)
@@ -185,36 +183,22 @@ def _expand_streams(
             return b"".join(parts)
 
 
-class _Zstd(threading.local):
-    """Decompressors are reused for speed, and must not be shared between threads. Loaded when it is needed."""
-
-    @cached_property
-    def module(self) -> Any:
-        import zstandard
-
-        return zstandard
-
-    @cached_property
-    def decompressor(self) -> Any:
-        return self.module.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-
-
-_zstd = _Zstd()
+@cache
+def zstd() -> Any:
+    """Return the module of the standard library for Zstandard, or its backport. Loaded when it is needed."""
+    return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 def _expand_zstd(data: bytes, budget: ExpansionBudget) -> bytes:
-    zstandard = _zstd.module
+    module = zstd()
+    options = {module.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
     try:
-        size = zstandard.frame_content_size(data)
-        budget.check(size)
-        try:
-            whole: bytes = _zstd.decompressor.decompress(data, max_output_size=max(size, 0), allow_extra_data=False)
-        except zstandard.ZstdError:  # It hides its size, has several frames, or is damaged.
-            return _expand_streams(data, budget, _zstd.decompressor.decompressobj, _ZSTD_CHUNK)
-    except zstandard.ZstdError as error:
+        size = module.get_frame_info(data).decompressed_size
+        if size is not None:
+            budget.check(size)
+        return _expand_streams(data, budget, lambda: module.ZstdDecompressor(options=options))
+    except module.ZstdError as error:
         raise _unreadable(budget, "zstd", error) from None
-    budget.take(len(whole))
-    return whole
 
 
 def _unreadable(budget: ExpansionBudget, method: str, error: Exception) -> DataError:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
-import zstandard
-
-from fairtrial.base.foreign import SETTING, ExpansionBudget, expand, limit_factor
+from fairtrial.base.foreign import SETTING, ExpansionBudget, expand, limit_factor, zstd
 from fairtrial.errors import CodecError, DataError, StoreError
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
@@ -21,7 +20,8 @@ class _Local(threading.local):
     """Compressors are reused for speed, and must not be shared between threads."""
 
     def __init__(self) -> None:
-        self.compress = zstandard.ZstdCompressor(level=_LEVEL).compress
+        compressor = zstd().ZstdCompressor(level=_LEVEL)
+        self.compress = partial(compressor.compress, mode=compressor.FLUSH_FRAME)
 
 
 _local = _Local()
