@@ -23,6 +23,7 @@ import anyio
 
 from fairtrial.base.codec import decode
 from fairtrial.base.isolation.child import DIRTY, HEADER, OK, PART
+from fairtrial.base.system import kill_group, require_posix
 from fairtrial.errors import ConfigurationError, FairtrialError
 
 _lock = threading.Lock()
@@ -63,8 +64,15 @@ def pack(value: object, what: str) -> bytes:
 
 
 def check_sendable(value: object, what: str) -> None:
-    """Raise unless a value can be sent to a child process."""
+    """Raise unless this system has such child processes and a value can be sent to them."""
+    _require_children()
     pack(value, what)
+
+
+def _require_children() -> None:
+    require_posix("isolate=True works", "remove it, or run this there")
+    if not sys.executable:
+        raise ConfigurationError("isolate=True needs a Python interpreter in sys.executable")
 
 
 _importable: dict[str, bool] = {}
@@ -226,8 +234,7 @@ class _Child:
     @classmethod
     async def start(cls) -> _Child:
         """Start a process and wait until it is ready for calls."""
-        if not sys.executable or os.name != "posix":
-            raise ConfigurationError("isolate=True needs a POSIX system and a Python interpreter in sys.executable")
+        _require_children()
         ours, theirs = socket.socketpair()
         watched, lifeline = os.pipe()
         code = "from fairtrial.base.isolation.child import main; main()"
@@ -431,8 +438,7 @@ def _search_path() -> list[str]:
 def _kill_tree(pid: int, *, alive: bool) -> None:
     """Kill a process, its group, and on Linux also descendants that left the group by starting a new session."""
     descendants = _descendants(pid) if alive else []
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    kill_group(pid)
     for found in descendants:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(found, signal.SIGKILL)
