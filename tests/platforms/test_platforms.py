@@ -143,7 +143,7 @@ def test_a_run_in_python_prints_its_report_and_refuses_isolation_in_one_sentence
     assert told.splitlines() == ["isolate=True works on Linux and macOS, not on Windows: remove it, or run this there"]
 
 
-def test_an_interrupted_run_goes_on_without_what_windows_lacks(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_without_what_windows_lacks(tmp_path: Path) -> None:
     interrupting = SLOW.replace("import asyncio\n", "import asyncio\nimport os\nimport signal\n").replace(
         "    await asyncio",
         "    if number == 5 and 'STOP' in os.environ:\n        signal.raise_signal(signal.SIGINT)\n    await asyncio",
