@@ -3,6 +3,8 @@
 `nox -s unit` needs nothing but Python. Everything else is easier in the environment that `scripts/setup` makes.
 """
 
+import sys
+
 import nox
 
 nox.options.default_venv_backend = "venv"
@@ -11,6 +13,7 @@ PYTHONS = ["3.12", "3.13", "3.14"]
 PROGRAMS = "redis or sqs or postgres or browser or tmux or node or slurm or bwrap"
 WITHOUT_PROGRAMS = f"not ({PROGRAMS} or long or measured or soak)"
 UNITS = ("base", "data", "reports", "scoring", "stats", "trials")
+POSIX_ONLY = ("base/test_isolated_runner.py", "data/test_hostile_parquet.py", "stats/test_speed.py")
 
 
 def install(session: nox.Session, group: str = "dev") -> None:
@@ -24,7 +27,25 @@ def unit(session: nox.Session) -> None:
     """The tests that need nothing but Python, in less than two minutes."""
     install(session, "test")
     folders = [f"tests/{name}" for name in UNITS]
+    if sys.platform == "win32":
+        folders += [f"--ignore=tests/{name}" for name in POSIX_ONLY]
     session.run("pytest", "-q", "-n", "auto", "-m", WITHOUT_PROGRAMS, *(session.posargs or folders))
+
+
+@nox.session(python="3.12")
+def tutorial(session: nox.Session) -> None:
+    """The first minutes of the tutorial, on any system."""
+    session.install("--constraint", "constraints.txt", ".")
+    session.chdir(session.create_tmp())
+    session.run("fairtrial", "init", "demo")
+    session.chdir("demo")
+    session.run("fairtrial", "run")
+    session.run("fairtrial", "trials", "support", "--failed")
+    session.run("fairtrial", "show", "support:baseline", "--sample", "q20")
+    session.run("fairtrial", "compare", "support:baseline", "support:careful", "--by", "kind")
+    session.run("fairtrial", "gate", "support:careful", "--floor", "passed=0.7")
+    session.run("fairtrial", "export", "support", "--format", "html", "--output", "report.html")
+    session.run("fairtrial", "doctor", success_codes=[0, 1])
 
 
 @nox.session(python="3.12")

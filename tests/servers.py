@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -56,6 +55,8 @@ class PostgresServer:
 
     def _initialise(self) -> None:
         if self._user is not None:
+            import pwd
+
             owner = pwd.getpwnam(self._user)
             os.chown(self._folder, owner.pw_uid, owner.pw_gid)
         template = self._template()
@@ -230,6 +231,8 @@ class PgBouncer:
         file = self._folder / "pgbouncer.ini"
         file.write_text("\n".join(line.strip() for line in settings.splitlines()))
         if self._user is not None:
+            import pwd
+
             owner = pwd.getpwnam(self._user)
             for path in (self._folder, file):
                 os.chown(path, owner.pw_uid, owner.pw_gid)

@@ -17,6 +17,8 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from fairtrial.base.system import result_of
+
 _lock = threading.Lock()
 _portal: BlockingPortal | None = None
 _thread: threading.Thread | None = None
@@ -56,7 +58,7 @@ def call_sync[T](call: Callable[[], Awaitable[T]]) -> T:
     """Run an async function to its end, from code without an event loop."""
     future = blocking_portal().start_task_soon(call)
     try:
-        return future.result()
+        return result_of(future)
     except KeyboardInterrupt:
         future.cancel()
         raise

@@ -28,6 +28,7 @@ from fairtrial._version import __version__
 from fairtrial.base.backoff import PATIENCE_VARIABLE, patience_seconds
 from fairtrial.base.foreign import limit_factor
 from fairtrial.base.plugins import plugins
+from fairtrial.base.system import IS_POSIX
 from fairtrial.cli import options
 from fairtrial.cli.settings import KNOWN, Settings, load_settings, variable_of
 from fairtrial.cli.user_errors import ExitCode, explain
@@ -237,10 +238,10 @@ def _sqlite(path: Path) -> Iterator[Check]:
     mode = stat.S_IMODE(path.stat().st_mode)
     if not os.access(path, os.W_OK):
         yield Check("permissions", "warning", f"{path} can only be read", "make it writable: runs are written to it")
-    elif mode & 0o077:
+    elif mode & 0o077 and IS_POSIX:  # On Windows, the folder decides who can read.
         yield Check("permissions", "warning", f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")
     else:
-        yield Check("permissions", "ok", f"only you can read {path}")
+        yield Check("permissions", "ok", f"only you can read {path}" if IS_POSIX else f"you can write to {path}")
     yield _disk(path.absolute().parent)
 
 

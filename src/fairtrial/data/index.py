@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, overload
 
 from fairtrial.base.codec import digest, parse_json
 from fairtrial.base.foreign import lines_of
+from fairtrial.base.system import replace_file
 from fairtrial.data.fingerprint import Fingerprint, Identity, Order
 from fairtrial.data.rows import Row, RowMapper, duplicate_id
 from fairtrial.data.sample import Sample
@@ -191,7 +192,7 @@ def _write_index(file: Path, identity: str, index: Index) -> None:
         with os.fdopen(handle, "wb") as target:
             target.write(header)
             target.write(array("Q", index.offsets))
-        os.replace(aside, file)
+        replace_file(aside, file)
     except OSError:
         os.unlink(aside)
         raise

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from fairtrial.base.foreign import inside
 from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, allow_type_arguments, first_is, freeze
+from fairtrial.base.system import replace_file
 from fairtrial.errors import DataError, DatasetError
 
 
@@ -124,7 +125,7 @@ class BlobFolder:
             handle, aside = tempfile.mkstemp(dir=target.parent)
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.replace(aside, target)
+            replace_file(aside, target)
         return attachment
 
     def put_file(self, path: Path | str, *, media_type: str | None = None) -> Attachment:

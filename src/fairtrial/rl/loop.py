@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 from fairtrial.base.codec import canonical
+from fairtrial.base.system import replace_file
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError
@@ -193,7 +194,7 @@ class DataBuffer[T]:
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             aside.write_text(json.dumps(self.state_dict()), encoding="utf-8")
-            os.replace(aside, target)
+            replace_file(aside, target)
         finally:
             aside.unlink(missing_ok=True)
 

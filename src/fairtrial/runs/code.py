@@ -287,8 +287,10 @@ def _state(path: str) -> tuple[int, int] | None:
 def _process_started() -> float:
     """Return when this process was started; where the system does not tell, when this module was loaded."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        booted = next(
+            line for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if line.startswith("btime")
+        )
         return float(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") - 1.0  # `btime` is in whole seconds.
     except (OSError, ValueError, IndexError, StopIteration):
         return time.time()

@@ -17,6 +17,7 @@ from fairtrial.base.codec import digest
 from fairtrial.base.foreign import check_limit
 from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.base.plugins import load_plugin, plugin_names
+from fairtrial.base.system import replace_file
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import NO_USAGE, TokenUsage
@@ -318,5 +319,5 @@ def _write(path: Path, text: str) -> FileState:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    replace_file(aside, path)
     return "written"

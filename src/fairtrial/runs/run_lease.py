@@ -220,12 +220,12 @@ class RunLease:
 
 
 _held: set[str] = set()  # The tokens of the leases that this process holds.
-# A clock that includes the time while the machine is suspended, if available.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _monotonic() -> float:
-    return time.clock_gettime(_CLOCK)
+    """Read a clock that includes the time while the machine is suspended, if there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _describe_process() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 
 from fairtrial.base.sync_bridge import StopSignals, blocking_portal
+from fairtrial.base.system import result_of
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current
@@ -66,7 +67,7 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]], *, dura
     with signals.handled():  # Before the start, so that no signal can come in between.
         started.append(blocking_portal().start_task_soon(to_its_end))
         try:
-            run = started[0].result()
+            run = result_of(started[0])
         except CancelledError:
             ended.wait(_SETTLE_SECONDS)  # The future is done at once; closing and storing take a moment longer.
         except KeyboardInterrupt:  # From another handler.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from fairtrial.base.codec import dumps
+from fairtrial.base.system import replace_file
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -84,7 +85,7 @@ def opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
         try:
             with open(aside, "wb") if binary else open(aside, "w", encoding="utf-8", newline="") as file:
                 yield file
-            os.replace(aside, path)
+            replace_file(aside, path)
         finally:
             with suppress(OSError):
                 aside.unlink(missing_ok=True)

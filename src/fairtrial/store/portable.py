@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import dumps
+from fairtrial.base.system import replace_file
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError
 from fairtrial.scoring.score import Score
@@ -53,7 +53,7 @@ def save_run(store: RunStore, run_id: str, path: Path | str, *, content: bool = 
         finally:
             copy.close()
         _settle(aside)
-        os.replace(aside, target)
+        replace_file(aside, target)
 
 
 def copy_run(store: RunStore, run: RunRecord, copy: RunStore, *, content: bool = True) -> RunRecord:

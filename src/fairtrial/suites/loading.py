@@ -60,7 +60,7 @@ def load_module(location: str) -> ModuleType:
         sys.path.insert(0, here)  # As `python -m` does, so that a project that is not installed can be imported.
     folder = Path(location).is_dir() and not Path(location, "__init__.py").is_file()
     with _LoadedFiles() as loaded:
-        if location.endswith(".py") or os.sep in location or folder:
+        if location.endswith(".py") or "/" in location or os.sep in location or folder:
             module = _from_file(location, loaded)
         else:
             module = _imported(location, location)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fairtrial.base.isolation.child import emit
 from fairtrial.base.offload import DaemonThreads
+from fairtrial.base.system import require_posix
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.ops.group import LoopGroup
@@ -74,6 +75,8 @@ async def run_worker(
         health_host: The network interface for `health_port`.
         started: Called with the loop before it starts.
     """
+    if signals:
+        require_posix("a worker process runs", "start it there, or in a Linux of Windows (WSL 2)")
     chosen = load_suite(suite) if isinstance(suite, str) else suite
     broker = connect_broker(mailbox, claim_check=claim_check) if isinstance(mailbox, str) else mailbox
     results = open_store(store) if isinstance(store, str) else store

@@ -20,6 +20,7 @@ from sqlalchemy import make_url
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fairtrial.base.foreign import HEAD_SECONDS
+from fairtrial.base.system import keep_port, require_posix
 from fairtrial.data.index import cache_folder
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.open import find_database
@@ -265,7 +266,7 @@ def _listen(options: ServeOptions) -> socket.socket:
     for port in wanted:
         # asyncio sends small pages at once (TCP_NODELAY) only on sockets that name their protocol.
         made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_port(made)
         try:
             made.bind((options.host, port))
         except OSError as error:
@@ -280,6 +281,7 @@ def _listen(options: ServeOptions) -> socket.socket:
 
 def _listen_on_path(path: Path) -> socket.socket:
     """Listen on a Unix socket that only its owner can open."""
+    require_posix("--socket works", "listen on a port, with --port")
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fairtrial.base.system import own_group
 from fairtrial.errors import FairtrialError
 
 IDLE_SECONDS = 60.0
@@ -48,7 +49,7 @@ class _WorkProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "fairtrial.viewer.work", stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
-                process_group=0,  # Ctrl-C in the terminal is for the server, which ends this process.
+                **own_group(),  # Ctrl-C in the terminal is for the server, which ends this process.
             )  # fmt: skip
             self._write(self._start)
         self._write(job)

@@ -25,6 +25,7 @@ import anyio
 from fairtrial.base.codec import decode
 from fairtrial.base.frozen import EMPTY
 from fairtrial.base.isolation.child import DIRTY, HEADER, OK, PART
+from fairtrial.base.system import kill_group, require_posix
 from fairtrial.errors import ConfigurationError, FairtrialError
 
 _lock = threading.Lock()
@@ -79,7 +80,8 @@ def pack(
 
 
 def check_sendable(value: object, what: str) -> None:
-    """Raise unless a value can be sent to a child process."""
+    """Raise unless this system has such child processes and a value can be sent to them."""
+    _require_children()
     pack(value, what)
 
 
@@ -97,6 +99,12 @@ def globals_of(file: str) -> dict[int, tuple[str, str]]:
 
 def _from_module(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
+
+
+def _require_children() -> None:
+    require_posix("isolate=True works", "remove it, or run this there")
+    if not sys.executable:
+        raise ConfigurationError("isolate=True needs a Python interpreter in sys.executable")
 
 
 _importable: dict[str, bool] = {}
@@ -269,8 +277,7 @@ class IsolatedChild:
     @classmethod
     async def start(cls) -> IsolatedChild:
         """Start a process and wait until it is ready for calls."""
-        if not sys.executable or os.name != "posix":
-            raise ConfigurationError("isolate=True needs a POSIX system and a Python interpreter in sys.executable")
+        _require_children()
         ours, theirs = socket.socketpair()
         watched, lifeline = os.pipe()
         code = "from fairtrial.base.isolation.child import main; main()"
@@ -479,8 +486,7 @@ def _search_path() -> list[str]:
 def _kill_tree(pid: int, *, alive: bool) -> None:
     """Kill a process, its group, and on Linux also descendants that left the group by starting a new session."""
     descendants = _descendants(pid) if alive else []
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    kill_group(pid)
     for found in descendants:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(found, signal.SIGKILL)

@@ -26,6 +26,7 @@ import anyio
 from fairtrial.base.isolation import ChildDiedError, Function, IsolatedError, NotSendableError
 from fairtrial.base.isolation.runner import IsolatedChild, globals_of, pack, read_answer
 from fairtrial.base.offload import finish, require_asyncio
+from fairtrial.base.system import require_posix
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet.local.channel import (
     ANSWER,
@@ -67,6 +68,7 @@ _REMEDY = "use processes=1"
 async def execute_in_processes(request: RunRequest) -> AsyncIterator[Executor]:
     """Execute the trials of a run in its processes, which are started with the first trial and end with the block."""
     require_asyncio("EvalConfig.processes", "run this suite under it, or with processes=1")
+    require_posix("several processes work", _REMEDY)
     async with receive_traces(request.rules.traces):
         pool = _Pool(request)
         try:

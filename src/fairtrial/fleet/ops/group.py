@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 from fairtrial.base.frozen import EMPTY
+from fairtrial.base.system import handle_signal, release_signal
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops.health import HEALTH_HOST, STALL_SECONDS, Family, Probe, Reading, depth_families, exposition
 from fairtrial.fleet.ops.supervise import Loop, LoopFactory, RestartPolicy, Supervised
@@ -39,8 +41,7 @@ def handle_signals(
     handled = set(_SIGNALS)
 
     def release(number: int, handler: object) -> None:
-        loop.remove_signal_handler(number)
-        signal.signal(number, handler)  # type: ignore[arg-type]  # what `getsignal` returned
+        release_signal(loop, number, handler)
 
     def on_signal(number: int) -> None:
         if is_running():
@@ -52,7 +53,7 @@ def handle_signals(
         hurry()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
+        handle_signal(loop, number, partial(on_signal, number))
     try:
         yield
     finally:

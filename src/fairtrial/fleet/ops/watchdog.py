@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from fairtrial.base.system import IS_POSIX
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.ops.stall_watcher import RunQueue
 
@@ -116,8 +117,8 @@ class InterpreterWatchdog:
     and its messages are redelivered, while the process remains. Therefore a thread writes heartbeats to a pipe, and a
     small process at the other end kills this one after `stall_seconds` without a heartbeat, not counting the time in
     which it was suspended or (on Linux) got no processor. The stack of every thread is written to standard error first.
-    The first process of a container cannot be killed from inside: there a thread outside the interpreter ends it, which
-    counts all time and waits three times as long.
+    The first process of a container cannot be killed from inside, and on Windows no pipe is inherited: there a thread
+    outside the interpreter ends the process, which counts all time and waits three times as long.
 
     Use it as a context manager around the work of the process.
     """
@@ -133,7 +134,7 @@ class InterpreterWatchdog:
 
     def __enter__(self) -> Self:
         beat = self._rearm
-        if os.getpid() != 1:
+        if os.getpid() != 1 and IS_POSIX:
             beat = self._write
             self._start_watcher()
         self._thread = threading.Thread(target=self._run, args=(beat,), name="fairtrial heartbeat", daemon=True)

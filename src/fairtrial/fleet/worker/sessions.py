@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fairtrial.base.offload import in_thread
+from fairtrial.base.system import replace_file
 from fairtrial.data.session.session import Session
 from fairtrial.errors import ConfigurationError, SessionError
 from fairtrial.store.protocol import RunStore
@@ -166,7 +167,7 @@ class FolderSessionStore:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(snapshot)
-        part.replace(path)
+        replace_file(part, path)
 
     def _delete_old(self) -> None:
         """Delete the files of workers that died: sessions, and incomplete files."""

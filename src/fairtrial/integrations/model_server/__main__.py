@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairtrial.base.system import handle_signal
 from fairtrial.integrations.model_server.config import ServerConfig
 from fairtrial.integrations.model_server.reply import FixedLatency
 from fairtrial.integrations.model_server.server import ModelServer
@@ -56,15 +59,20 @@ async def _serve(server: ModelServer, *, attached: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        handle_signal(loop, number, stop.set)
     if attached:
         # Standard input closes when the parent process ends, even if it is killed: the server ends with it.
-        loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
+        threading.Thread(target=_await_end_of_input, args=(loop, stop), daemon=True).start()
     async with server:
         print(server.base_url, flush=True)
         await stop.wait()
-    if attached:
-        loop.remove_reader(0)
+
+
+def _await_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(RuntimeError):  # The loop has ended.
+        loop.call_soon_threadsafe(stop.set)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

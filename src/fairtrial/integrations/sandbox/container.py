@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
+from fairtrial.base.system import kill_group
 from fairtrial.errors import ConfigurationError, SandboxError, SandboxUnavailableError
 from fairtrial.integrations.sandbox.bwrap import CappedOutput
 from fairtrial.integrations.sandbox.settings import (
@@ -66,8 +67,7 @@ async def run_process(
 
 
 def _kill_group(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
 
 
 async def _write(stream: ByteSendStream | None, data: bytes) -> None:

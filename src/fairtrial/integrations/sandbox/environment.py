@@ -13,6 +13,7 @@ import anyio
 
 from fairtrial.base.foreign import ExpansionBudget, expand, limit_factor
 from fairtrial.base.plugins import load_plugin
+from fairtrial.base.system import require_posix
 from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError
 from fairtrial.integrations.sandbox.settings import (
     MIB,
@@ -63,6 +64,7 @@ class SandboxBackend(Protocol):
 
 def backend_of(settings: SandboxSettings) -> SandboxBackend:
     """Return the backend of a kind. There is no fallback from one kind to another."""
+    require_posix("a sandbox works", "run what needs one there, or in a Linux of Windows (WSL 2)")
     kind = load_plugin("sandboxes", settings.kind.partition(":")[0], "the kind of a sandbox")
     backend: SandboxBackend = kind(settings)
     return backend

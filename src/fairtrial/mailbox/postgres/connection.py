@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fairtrial import errors
 from fairtrial.base.backoff import longest_pause
+from fairtrial.base.system import require_posix
 from fairtrial.mailbox.batcher import Batcher, OpenBatch
 from fairtrial.mailbox.postgres.statements import (
     FIND_VERSION,
@@ -234,6 +235,7 @@ class PostgresConnection(ServerConnection):
     required = "a PostgreSQL mailbox requires a connection: a URL, or a PostgresConnection"
 
     def __init__(self, url: str, *, timeout_seconds: float = 10.0, max_connections: int = MAX_CONNECTIONS) -> None:
+        require_posix("a mailbox on PostgreSQL works", "use Redis or SQS")  # psycopg refuses the event loop of Windows.
         if max_connections < 1:
             raise errors.ConfigurationError(f"max_connections must be at least 1 (got {max_connections})")
         super().__init__(url)

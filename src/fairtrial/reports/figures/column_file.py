@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import mmap
 import os
 import tempfile
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from fairtrial.base.codec import decode
 from fairtrial.base.frozen import JSON, LruCache
+from fairtrial.base.system import replace_file
 from fairtrial.reports.figures.column_samples import SampleArrays, StoredIds, read_samples
 from fairtrial.reports.figures.metrics import REWARD, Range, widen
 from fairtrial.store import column_cache
@@ -298,7 +300,7 @@ def forget() -> None:
 def _load(path: Path) -> ColumnFile | None:
     """Map a file; None if it is absent or damaged. Its bytes are checked once in each process."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             state = os.fstat(file.fileno())
             identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
             with _lock:
@@ -306,7 +308,7 @@ def _load(path: Path) -> ColumnFile | None:
             if known is not None and known[0] == identity:
                 return known[1]
             header = column_cache.read_header(file)
-            if header is None or not _intact(file.fileno(), header):
+            if header is None or not _intact(file, header):
                 return None
             found = ColumnFile(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
@@ -316,18 +318,19 @@ def _load(path: Path) -> ColumnFile | None:
     return found
 
 
-def _intact(handle: int, header: column_cache.ColumnHeader) -> bool:
+def _intact(file: io.FileIO, header: column_cache.ColumnHeader) -> bool:
     """Compare the bytes of all arrays with their CRCs. Read, not mapped: mapped pages count as memory."""
     buffer = bytearray(_CHECKED_AT_ONCE)
     view = memoryview(buffer)
     for place in header.arrays.values():
-        crc, at, end = 0, place.offset, place.offset + place.size
-        while at < end:
-            count = os.preadv(handle, [view[: min(_CHECKED_AT_ONCE, end - at)]], at)
+        crc, left = 0, place.size
+        file.seek(place.offset)
+        while left:
+            count = file.readinto(view[:left])
             if not count:
                 return False
             crc = zlib.crc32(view[:count], crc)
-            at += count
+            left -= count
         if crc != place.crc:
             return False
     return True
@@ -361,9 +364,9 @@ def _refresh(
     handle, aside = _create(path)
     if handle is not None:
         try:
-            with os.fdopen(handle, "r+b") as file:
-                builder.write(_FileTarget(file.fileno()))
-            os.replace(aside, path)
+            with os.fdopen(handle, "r+b", buffering=0) as file:
+                builder.write(_FileTarget(file))
+            replace_file(aside, path)
             made = _load(path)
             if made is not None and made.header.run_id == run.run_id:
                 return made
@@ -396,20 +399,21 @@ def _create(path: Path) -> tuple[int | None, str]:
 
 
 class _FileTarget:
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
 
     def write(self, offset: int, data: Any) -> None:
         view = memoryview(data).cast("B")
+        self._file.seek(offset)
         while view:
-            count = os.pwrite(self._handle, view, offset)
-            view, offset = view[count:], offset + count
+            view = view[self._file.write(view) :]
 
     def crc(self, offset: int, size: int) -> int:
         crc = 0
+        self._file.seek(offset)
         while size:
-            data = os.pread(self._handle, min(size, _CHECKED_AT_ONCE), offset)
-            crc, offset, size = zlib.crc32(data, crc), offset + len(data), size - len(data)
+            data = self._file.read(min(size, _CHECKED_AT_ONCE))
+            crc, size = zlib.crc32(data, crc), size - len(data)
         return crc
 
 
