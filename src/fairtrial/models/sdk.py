@@ -11,6 +11,7 @@ import asyncio
 import base64
 import binascii
 import errno
+import functools
 import importlib.util
 import inspect
 import json
@@ -50,6 +51,7 @@ from fairtrial.models.clients import (
     family,
     own_clients,
     provider_message,
+    remember_addresses,
 )
 from fairtrial.models.limiter import RetryPolicy, shared_limiter
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, is_known, priced
@@ -212,14 +214,17 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     def _make_client(self) -> Any:
         sdk = importlib.import_module(self.package)
-        return getattr(sdk, self.client_class)(
+        http_client = sdk.DefaultAioHttpClient()
+        client = getattr(sdk, self.client_class)(
             api_key=self._key,
             base_url=self._base_url,
             max_retries=0,
             timeout=self._timeout,
             default_headers=self._headers,
-            http_client=sdk.DefaultAioHttpClient(),
+            http_client=http_client,
         )
+        remember_addresses(client, http_client)
+        return client
 
     async def __aenter__(self) -> Self:
         await self._client()
@@ -255,7 +260,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         body = self._body(call)
         try:
             # The time limit applies to the whole answer, unlike that of the SDK, which applies between two reads.
-            with anyio.fail_after(self._timeout):
+            async with asyncio.timeout(self._timeout):  # Takes a third of the CPU time of anyio's.
                 if self._stream and not call.embeds:
                     tree = await self._streamed(client, body)
                 else:
@@ -301,20 +306,16 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     async def _request_options(self) -> dict[str, Any]:
         """Return the options of a request of the SDK: the present key, if it is renewed."""
-        if self._renewed_key is None:
-            return {}
-        return {"options": {"headers": self._key_headers(await self._current_key())}}
+        return {} if self._renewed_key is None else {"headers": self._key_headers(await self._current_key())}
 
     def _response_type(self) -> Any:
         """Return the response class of the HTTP library that the SDK uses."""
-        client: type = importlib.import_module(self.package).DefaultAsyncHttpxClient
-        library = next(base.__module__ for base in client.__mro__ if base.__name__ == "AsyncClient").partition(".")[0]
-        return importlib.import_module(library).Response
+        return _response_type(self.package)
 
     async def _posted(self, client: Any, body: dict[str, Any], path: str) -> Any:
         # The SDK's generic method, which takes half the CPU time of its typed methods.
-        options = await self._request_options()
-        response = await client.post(path, cast_to=self._response_type(), body=body, **options)
+        given = {"url": path, "json_data": body, **await self._request_options()}
+        response = await client.request(self._response_type(), _post_options(self.package).model_copy(update=given))
         return self._parsed_answer(response.content)
 
     def _parsed_answer(self, content: bytes) -> Any:
@@ -326,7 +327,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
     async def _streamed(self, client: Any, body: dict[str, Any]) -> Any:
         module = importlib.import_module(self.package)
         options: dict[str, Any] = {"cast_to": object, "stream": True, "stream_cls": module.AsyncStream[object]}
-        options |= await self._request_options()
+        options["options"] = await self._request_options()
         stream = await client.post(self.path, body={**body, "stream": True}, **options)
         try:
             return await self._gather(stream)
@@ -466,3 +467,20 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         except binascii.Error as error:
             raise ValueError(f"damaged data URL: {error}") from None
         return self._kept(content, media_type)
+
+
+@functools.cache
+def _response_type(package: str) -> Any:
+    client: type = importlib.import_module(package).DefaultAsyncHttpxClient
+    library = next(base.__module__ for base in client.__mro__ if base.__name__ == "AsyncClient").partition(".")[0]
+    return importlib.import_module(library).Response
+
+
+@functools.cache
+def _post_options(package: str) -> Any:
+    """Return options of a request to copy: a copy takes a tenth of the CPU time in which the SDK makes its own.
+
+    Without an idempotency key, the SDK draws a random one for its retries, which are off.
+    """
+    options: Any = importlib.import_module(f"{package}._models").FinalRequestOptions
+    return options.construct(method="post", url="", idempotency_key="")
