@@ -13,22 +13,20 @@ import argparse
 import asyncio
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match
+import aiohttp
+
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, exact_match
 from fairtrial.integrations.model_server import FixedLatency, spawn_model_server
 
-sys.path.insert(0, str(Path(__file__).parent))  # As the processes of a run find it too.
-
-from http_concurrency import bare, call, client
-
+BODY = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
 _LOOK_SECONDS = 0.05
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -51,11 +49,32 @@ def scored(trials: int, processes: int) -> None:
     assert report.pass_rate == 1.0, report.errors
 
 
+def client(concurrency: int) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=concurrency))
+
+
+async def call(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.post(url, json=BODY) as response:
+        answer: dict[str, Any] = await response.json()
+        return str(answer["choices"][0]["message"]["content"])
+
+
+async def bare(url: str, calls: int, concurrency: int) -> None:
+    numbers = iter(range(calls))
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        for _ in numbers:
+            await call(session, url)
+
+    async with client(concurrency) as session:
+        await asyncio.gather(*(work(session) for _ in range(concurrency)))
+
+
 def called(url: str, calls: int, processes: int, concurrency: int) -> None:
     dataset = Dataset([Sample(f"s{number}", number, "hello") for number in range(calls)], name="calls")
 
-    async def task(number: int, ctx: object) -> str:
-        return await call(ctx.shared, url)  # type: ignore[attr-defined]  # a TrialContext
+    async def task(number: int, ctx: TrialContext) -> str:
+        return await call(ctx.shared, url)
 
     config = EvalConfig(max_concurrent=concurrency, processes=processes)
     suite = EvalSuite("http", dataset, task, exact_match, config=config, lifespan=partial(client, concurrency))
@@ -137,12 +156,6 @@ def compared(title: str, rounds: int, contestants: dict[str, Callable[[], None]]
         )
 
 
-@contextmanager
-def quiet_server():  # type: ignore[no-untyped-def]  # as spawn_model_server
-    with spawn_model_server(latency=FixedLatency(0.05)) as server:
-        yield f"{server.base_url}/v1/chat/completions"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
@@ -157,7 +170,8 @@ def main() -> None:
         options.rounds,
         {"1 process": partial(scored, options.trials, 1), many: partial(scored, options.trials, options.processes)},
     )
-    with quiet_server() as url:
+    with spawn_model_server(latency=FixedLatency(0.05)) as server:
+        url = f"{server.base_url}/v1/chat/completions"
         compared(
             f"{options.calls} calls of 50 ms, {options.concurrency} at once",
             options.rounds,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, open_store
+from fairtrial import Dataset, EvalReport, open_store
 from fairtrial.integrations.model_server import ModelServer
 from tests.cli.conftest import BROKEN, EVALS, TWO, Cli
 
@@ -394,3 +394,30 @@ class TestTheSameErrorAgainAndAgain:
         (run,) = done.json["runs"]
         assert run["report"]["run"]["status"] == "finished"
         assert run["report"]["experiments"][0]["trials"]["task_error"] == 9
+
+
+class TestProcesses:
+    def test_options_that_change_the_suite_hold_in_all_processes_and_prints_do_not_mix_with_json(
+        self, cli: Cli, evals: Path
+    ) -> None:
+        evals.write_text(evals.read_text().replace("    return number", '    print("called")\n    return number'))
+        done = cli("run", "evals.py", "--processes", "2", "--set", "factor=3", "--filter", "rank=3", "--json")
+        (run,) = done.json["runs"]
+        assert done.code == 0
+        assert run["name"] == "doubles+part@1"
+        (result,) = EvalReport.load(open_store(), "doubles+part").results
+        assert (result.output, result.passed) == (9, False)
+
+    def test_processes_are_refused_with_a_fleet(self, cli: Cli, evals: Path) -> None:
+        done = cli("run", "evals.py", "--processes", "2", "--mailbox", "redis://127.0.0.1:1")
+        assert done.code == 2
+        assert "--processes cannot be used with a fleet" in done.err
+        assert "start one worker for each processor instead" in done.err
+
+    def test_the_setting_holds_for_runs_of_this_machine(
+        self, cli: Cli, evals: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FAIRTRIAL_PROCESSES", "2")
+        assert cli("run", "evals.py", "--quiet").code == 0
+        (run,) = open_store().runs()
+        assert run.config["processes"] == 2

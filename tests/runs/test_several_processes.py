@@ -18,13 +18,15 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, exact_match
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, tool_called
 from fairtrial.base.isolation import IsolatedError, NotSendableError
 from fairtrial.errors import ConfigurationError
+from fairtrial.integrations.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.models.limiter import named_spending
 from fairtrial.reports import EvalReport
 from fairtrial.store import RunStore, open_store
-from tests.runs import several
+from tests.integrations.tracing.traced_app import App
+from tests.runs import several, several_traced
 from tests.runs.several import Answer, counted
 
 TWO = EvalConfig(processes=2)
@@ -227,6 +229,30 @@ def test_processes_need_asyncio(tmp_path: Path) -> None:
 def test_the_number_of_processes_is_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"EvalConfig\.processes must be a whole number of at least 1"):
         EvalConfig(processes=0)
+
+
+def send_spans(number: int, ctx: TrialContext) -> str:
+    app = App(ctx.trace_endpoint, ctx.traceparent)
+    app.send(*app.whole())
+    return "snow"
+
+
+def test_the_run_receives_the_traces_of_all_processes() -> None:
+    receiver = TraceReceiver(trace_wait_seconds=60)
+    dataset = Dataset([Sample(f"s{number}", number, "snow") for number in range(8)], name="questions")
+    suite = EvalSuite("traced", dataset, send_spans, tool_called("weather"), config=TWO, traces=receiver)
+    report = suite.run_sync(store="memory:")
+    assert [str(result.error) for result in report.results if not result.success] == []
+    assert report.pass_rate == 1.0
+    assert receiver.endpoint == ""
+
+
+def test_spans_of_tasks_are_collected_where_they_are_recorded() -> None:
+    report = several_traced.suite_with(several_traced.processor).run_sync(store="memory:")
+    assert [str(result.error) for result in report.results if not result.success] == []
+    assert report.pass_rate == 1.0
+    with pytest.raises(ConfigurationError, match=r"must be a variable of a module that each of them can import"):
+        several_traced.suite_with(TrialSpanProcessor()).run_sync(store="memory:")
 
 
 PROGRAM = """

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from fairtrial.base.isolation.child import HEADER, PART
-from fairtrial.base.isolation.runner import pack
+from fairtrial.base.isolation.child import HEADER, PART, unpack
+from fairtrial.base.isolation.runner import pack, pack_plain
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
 from fairtrial.runs.plan import PlannedTrial
@@ -59,12 +58,12 @@ def encode_trial(trial: PlannedTrial, remedy: str) -> bytes:
         is_plain = not value_type_name(sample.input) and not value_type_name(sample.expected)
     except CodecError:
         is_plain = False
-    return pickle.dumps(content) if is_plain else pack(content, f"sample {sample.id!r}", remedy=remedy)
+    return pack_plain(content) if is_plain else pack(content, f"sample {sample.id!r}", remedy=remedy)
 
 
 def decode_trial(content: bytes) -> PlannedTrial:
     """Return the trial of a message from the process that started this one."""
-    key, ordinal, sample_ordinal, experiment, attempt, stored, values = pickle.loads(content)  # noqa: S301
+    key, ordinal, sample_ordinal, experiment, attempt, stored, values = unpack(content)
     *values, has_expected = values
     sample = Sample(*values, has_expected=has_expected)
     return PlannedTrial(TrialKey(*key), ordinal, sample_ordinal, experiment, sample, attempt, stored)
