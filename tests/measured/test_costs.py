@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,3 +151,41 @@ def test_importing_costs_at_most_a_third_more_than_what_everyone_imports(
     times = [(seconds(baseline), seconds(ours)) for _ in range(9)]
     base, own = (min(pair[side] for pair in times) for side in (0, 1))
     figure("import fairtrial: CPU time, x pydantic and anyio", own / base, at_most=1.3)
+
+
+FIRST_TRIAL = """
+import os
+from fairtrial import Dataset, EvalSuite, exact_match
+
+suite = EvalSuite("first", Dataset.of({"a": "A"}), lambda text: os._exit(0), exact_match)
+"""
+LIBRARIES = "import anyio, asyncio, pydantic, rich.console, rich.table, sqlalchemy.dialects.sqlite, typer"
+
+
+def least_cpu_seconds(folder: Path, *commands: list[str]) -> list[float]:
+    """The least CPU time of each program of three times, in turns, with its bytecode in the folder."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+    times: list[list[float]] = [[] for _ in commands]
+    for _ in range(4):
+        for command, taken in zip(commands, times, strict=True):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(
+                [sys.executable, *command], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL
+            )
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return [min(taken[1:]) for taken in times]  # The first one compiles.
+
+
+def test_a_command_starts_in_little_more_than_its_libraries_take(tmp_path: Path, figure: Figure) -> None:
+    (tmp_path / "evals.py").write_text(FIRST_TRIAL)
+    ours, typer, first, libraries = least_cpu_seconds(
+        tmp_path,
+        ["-m", "fairtrial.cli", "--help"],
+        ["-c", "import typer"],
+        ["-m", "fairtrial.cli", "run", "evals.py", "--resume", "never"],
+        ["-c", LIBRARIES],
+    )
+    figure("`fairtrial --help`: CPU time, x importing typer", ours / typer, at_most=1.5)
+    figure("`fairtrial run` to its first trial: CPU time, x importing its libraries", first / libraries, at_most=2)
