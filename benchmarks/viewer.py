@@ -51,7 +51,7 @@ TARGETS = {  # p95 in milliseconds
     "search, common": 2000, "report, again": 100, "comparison, again": 100,
 }  # fmt: skip
 MEMORY_MB = 150
-START_CPU_SECONDS = 1.5  # Of the server and its child processes, from the start of the command.
+START_CPU_SECONDS = 1.5
 
 
 def make_run(store: RunStore, trials: int) -> RunRecord:

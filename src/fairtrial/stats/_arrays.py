@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from math import inf
+from sys import float_info
 from typing import Any, cast
 
 import numpy as np
@@ -261,7 +263,7 @@ def find_root(call: Callable[[float], float], low: float, high: float, *, xtol: 
         if abs(at_other) < abs(at_now):
             before, now, other = now, other, now
             at_before, at_now, at_other = at_now, at_other, at_now
-        tolerance = (xtol + 4 * np.finfo(float).eps * abs(now)) / 2
+        tolerance = (xtol + 4 * float_info.epsilon * abs(now)) / 2
         half = (other - now) / 2
         if at_now == 0 or abs(half) < tolerance:
             break
@@ -270,11 +272,8 @@ def find_root(call: Callable[[float], float], low: float, high: float, *, xtol: 
                 try_step = -at_now * (now - before) / (at_now - at_before)
             else:
                 slope, other_slope = (at_before - at_now) / (before - now), (at_other - at_now) / (other - now)
-                try_step = (
-                    -at_now
-                    * (at_other * other_slope - at_before * slope)
-                    / (other_slope * slope * (at_other - at_before))
-                )
+                divisor = other_slope * slope * (at_other - at_before)  # 0 where a function has steps: halve.
+                try_step = -at_now * (at_other * other_slope - at_before * slope) / divisor if divisor else inf
             is_short = 2 * abs(try_step) < min(abs(last_step), 3 * abs(half) - tolerance)
             last_step, step = (step, try_step) if is_short else (half, half)
         else:

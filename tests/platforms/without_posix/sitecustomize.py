@@ -78,6 +78,6 @@ for _name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC", "CLOCK_REALTIME", "clock_gett
     delattr(time, _name)
 for _name in _OF_LOOPS:
     setattr(asyncio.SelectorEventLoop, _name, _refuse)
-shutil.disk_usage = lambda path: namedtuple("usage", "total used free")(1 << 40, 1 << 39, 1 << 39)  # type: ignore
+shutil.disk_usage = lambda path: namedtuple("usage", "total used free")(1 << 40, 1 << 39, 1 << 39)  # type: ignore[arg-type, assignment, call-arg, return-value]
 subprocess.Popen = _Popen  # type: ignore[misc]
 sys.addaudithook(_audit)

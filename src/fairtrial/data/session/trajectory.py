@@ -85,11 +85,12 @@ class ChatMessage:
 
     def to_record(self) -> Any:
         """Return the message as JSON with its reasoning and echoes, for records from which it is restored."""
-        plain = type(self) is ChatMessage and type(self.role) is type(self.content) is type(self.name) is str
+        content = self.content
+        plain = type(self) is ChatMessage and type(self.role) is type(content) is type(self.name) is str
         if plain and not (self.tool_calls or self.reasoning or self.echo is not None or self.failed):
             # As most are; the same as `to_json`, at a third of its cost.
-            role, content, name = escape_text(self.role), escape_text(self.content), escape_text(self.name)
-            return {"role": role, "content": content, "tool_calls": [], "name": name}
+            role, text, name = escape_text(self.role), escape_text(str(content)), escape_text(self.name)
+            return {"role": role, "content": text, "tool_calls": [], "name": name}
         tree = to_json(self)
         if self.reasoning:
             tree["reasoning"] = to_json(self.reasoning)
