@@ -171,8 +171,7 @@ class Encoder:
         timed = 0 if outcome == NOT_RUN or untimed else 1
         redactor, redacted = self._redactor, self._redacted
         redacted.clear()
-        if result.redacted_parts:
-            redacted.update(result.redacted_parts)
+        redacted.update(result.redacted_parts)
         passed = value = metrics = reward = verdicts = reason = rest_json = None
         if score is not None:
             passed, value = 1 if score.passed else 0, score.value
