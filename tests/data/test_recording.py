@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from fairtrial import Attachment, PromptExecuted, Session, SessionView, TokenUsage, ToolCall, ToolInvoked, Trajectory
+from fairtrial.base.codec import to_json
 from fairtrial.data.session import ChatMessage, Envelope, SliceView, SpanClosed, restore_session
 from fairtrial.data.session.views import is_immutable, kind_of, same_kind
 from fairtrial.errors import SessionError
@@ -431,3 +432,17 @@ def _recorded(*events: object) -> bytes:
     for event in events:
         session.record(event)
     return session.snapshot()
+
+
+class Word(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("role", ["user", "\0", "\ud800", Word("\ufdd0")])
+@pytest.mark.parametrize("content", ["hello", "a\0b", Word("\udfff"), ("part", "\0")])
+def test_a_message_is_recorded_as_the_codec_writes_it(role: str, content: Any) -> None:
+    for message in (ChatMessage(role, content), ChatMessage(role, content, (ToolCall("f"),), "name")):
+        record = message.to_record()
+        assert record == to_json(message)
+        assert list(record) == list(to_json(message))
+        assert {type(record["role"]), type(record["name"])} == {str}

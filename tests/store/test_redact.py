@@ -23,6 +23,8 @@ from fairtrial.errors import SecretInDataError
 from fairtrial.store import RedactingFilter, Redactor, RunRecord, RunStore, redact, register_secret
 from fairtrial.store.compress import decompress
 from fairtrial.store.credential_formats import FORMATS
+from fairtrial.store.redact import REDACTED
+from fairtrial.store.rows import DETAIL_COLUMNS, RESULT_COLUMNS, Encoder
 from tests.store.build import result, run_record
 
 SECRET = "sk-live-0123456789abcdef"
@@ -519,3 +521,26 @@ class TestStores:
 def everything_read_runs(store: RunStore) -> str:
     results = [{field.name: getattr(one, field.name) for field in fields(one)} for one in store.results("r1")]
     return repr([store.runs(), results])
+
+
+@pytest.mark.parametrize("size", [0, 5_000])
+@pytest.mark.parametrize("part", ["output", "transcript"])
+def test_a_secret_in_one_trial_of_a_batch_is_redacted_in_that_trial_alone(part: str, size: int) -> None:
+    run, secret, padding = run_record(size=3), "wK8-2mQ+pz71", "x" * size
+    texts = [json.dumps(f"{padding} {secret if number == 1 else 'fine'}") for number in range(3)]
+    given = [
+        replace(
+            result(run, number),
+            output_json=texts[number] if part == "output" else '"fine"',
+            snapshot=texts[number].encode() if part == "transcript" else b"{}",
+        )
+        for number in range(3)
+    ]
+    encoder = Encoder(run, 1, Redactor([secret]), bytes)
+    encoder.search_batch(given)
+    rows = [encoder.entry(one) for one in given]
+    place = DETAIL_COLUMNS.index(part)
+    written = [str(entry.detail[place]) for entry in rows if entry.detail is not None]
+    assert [secret in text for text in written] == [False] * 3
+    assert [REDACTED in text for text in written] == [False, True, False]
+    assert [bool(entry.row[RESULT_COLUMNS.index("redacted")]) for entry in rows] == [False, True, False]

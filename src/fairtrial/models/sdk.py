@@ -260,7 +260,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         body = self._body(call)
         try:
             # The time limit applies to the whole answer, unlike that of the SDK, which applies between two reads.
-            async with asyncio.timeout(self._timeout):  # Takes a third of the CPU time of anyio's.
+            async with asyncio.timeout(self._timeout):  # Cheaper than anyio's.
                 if self._stream and not call.embeds:
                     tree = await self._streamed(client, body)
                 else:
@@ -478,7 +478,7 @@ def _response_type(package: str) -> Any:
 
 @functools.cache
 def _post_options(package: str) -> Any:
-    """Return options of a request to copy: a copy takes a tenth of the CPU time in which the SDK makes its own.
+    """Return options of a request to copy, which is cheaper than what the SDK does to make its own.
 
     Without an idempotency key, the SDK draws a random one for its retries, which are off.
     """

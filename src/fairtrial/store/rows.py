@@ -60,8 +60,7 @@ _OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("atte
 EXECUTION = RESULT_COLUMNS.index("execution")
 _INT64 = (1 << 63) - 1
 _SHORT = 4_096  # Characters of a text that is searched for secrets together with others.
-# Farther than any format of a credential looks beside a match, so that each text gives what it gives alone.
-_APART = "\n" * 128
+_APART = "\n" * 128  # Farther than a format of a credential looks beside a match.
 MAX_TRIALS = (1 << 32) - 1  # Sums find the slowest trial by packing its ordinal into 32 bits.
 
 
@@ -105,16 +104,12 @@ class Encoder:
         self.extra_usage = False  # Whether a result had one of `EXTRA_USAGE` or an unknown ending.
 
     def search_batch(self, results: Sequence[EvalResult]) -> None:
-        """Search the ids of all results for secrets at once, and then their short outputs and transcripts.
-
-        Each is searched by itself only if that finds something.
-        """
+        """Search all ids, then all short texts, for secrets at once; each by itself only if that finds one."""
         with suppress(AttributeError, TypeError, UnicodeError):  # Something is no result: `entry` refuses it.
             self._ids_are_clean = self._redactor.find("\n".join(result.key[2] for result in results)) is None
-            outputs = [text for result in results if (text := result.output_json) and len(text) <= _SHORT]
-            snapshots = [data for result in results if (data := result.snapshot) and len(data) <= _SHORT]
-            joined = _APART.join([*outputs, *[data.decode("utf-8") for data in snapshots]])
-            self._texts_are_clean = self._redactor.text(joined) is joined
+            texts = [text for result in results if (text := result.output_json) and len(text) <= _SHORT]
+            texts += [data.decode("utf-8") for result in results if (data := result.snapshot) and len(data) <= _SHORT]
+            self._texts_are_clean = self._redactor.text(joined := _APART.join(texts)) is joined
 
     def entry(self, result: EvalResult) -> Entry:
         """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
@@ -176,8 +171,7 @@ class Encoder:
         timed = 0 if outcome == NOT_RUN or untimed else 1
         redactor, redacted = self._redactor, self._redacted
         redacted.clear()
-        if result.redacted_parts:
-            redacted.update(result.redacted_parts)
+        redacted.update(result.redacted_parts)
         passed = value = metrics = reward = verdicts = reason = rest_json = None
         if score is not None:
             passed, value = 1 if score.passed else 0, score.value
