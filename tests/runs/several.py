@@ -46,6 +46,8 @@ async def answer(question: Question, ctx: TrialContext) -> Answer:
         raise ValueError("this one fails")
     if question.number == ctx.experiment.params.get("crashes"):
         os.kill(os.getpid(), 9)
+    if question.number == ctx.experiment.params.get("hangs"):
+        time.sleep(600)  # noqa: ASYNC251 - blocks the event loop of its process
     if question.number == ctx.experiment.params.get("logs"):
         logging.getLogger("application").warning("number %d is odd", question.number)
     return Answer(question.number, os.getpid())

@@ -21,6 +21,7 @@ import pytest
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, tool_called
 from fairtrial.base.isolation import IsolatedError, NotSendableError
 from fairtrial.errors import ConfigurationError
+from fairtrial.fleet.local import pool
 from fairtrial.integrations.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.models.limiter import named_spending
 from fairtrial.reports import EvalReport
@@ -151,6 +152,15 @@ def test_a_trial_that_ends_its_process_fails_alone(tmp_path: Path) -> None:
     assert "crashes its process" in str(failed[0].error)
     assert "signal 9" in str(failed[0].error)
     assert counted(str(tmp_path))["s5-0"] == 3
+
+
+def test_a_process_that_hangs_is_killed_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_LATE_SECONDS", 5.0)
+    config = EvalConfig(processes=2, max_concurrent=4, timeout_seconds=2, close_seconds=0.1)
+    report = suite_of(tmp_path, 12, config, hangs=5).run_sync(store="memory:")
+    failed = {result.sample_id: result.outcome for result in report.results if not result.success}
+    assert failed == {"s5": "timeout"}
+    assert counted(str(tmp_path))["s5-0"] == 2  # With others, then alone.
 
 
 def test_processes_share_a_limiter(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ async def execute_in_processes(request: RunRequest) -> AsyncIterator[Executor]:
             await finish(pool.close())
 
 
+class ProcessHungError(ChildDiedError):
+    """A process did not answer in time and was killed."""
+
+
 class _Process:
     """One process of the run.
 
@@ -92,6 +96,7 @@ class _Process:
         loop = asyncio.get_running_loop()
         self.child = child
         self.load = 0
+        self.is_hung = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[bytes | None] = loop.create_future()
         self._grace_seconds = grace_seconds
@@ -126,6 +131,11 @@ class _Process:
         if not self.ended.done():
             self.ended.set_result(answer)
 
+    def abandon(self) -> None:
+        """Stop listening, as if the process had ended."""
+        self.channel.close()
+        self._end(None)
+
     def fail(self, error: Exception) -> int:
         """Give up the trials in the process; returns their number."""
         waiting = [result for result, _ in self._results.values() if not result.done()]
@@ -134,13 +144,12 @@ class _Process:
         return len(waiting)
 
     def check(self, now: float) -> None:
-        """Note whether the process has ended, and give up trials that are overdue."""
+        """Note whether the process has ended, or has to: none of its trials can be told to be the cause."""
         if not self.child.is_alive:
-            self.channel.close()
-            self._end(None)
-        for result, deadline in self._results.values():
-            if deadline < now and not result.done():
-                result.set_exception(TimeoutError())
+            self.abandon()
+        elif any(deadline < now for _, deadline in self._results.values()):
+            self.is_hung = True
+            self.abandon()
 
     async def execute(self, id: int, trial: bytes, seconds: float) -> bytes:
         """Execute a trial and return its result.
@@ -148,7 +157,6 @@ class _Process:
         Raises:
             ChildDiedError: the process has ended.
             IsolatedError: the process cannot read the trial.
-            TimeoutError: it has not answered within `seconds`.
         """
         result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._results[id] = result, time.monotonic() + seconds
@@ -203,15 +211,15 @@ class _Pool:
                 process = await self._take(alone=deaths >= _ALONE_AFTER)
                 try:
                     return self._result(trial, await process.execute(next(self._numbers), data, self._seconds))
+                except ProcessHungError as error:
+                    if deaths >= _ALONE_AFTER:
+                        return _failed(trial, "timeout", f"the trial blocks its process: {error}")
+                    deaths = _ALONE_AFTER
                 except ChildDiedError as error:
                     deaths += 1
                     if deaths >= _DEATHS:
                         log.error("trial %s crashes its process: %s", trial.key, error, extra=trial_fields(trial.key))
                         return _failed(trial, "task_error", f"the trial crashes its process: {error}")
-                except TimeoutError:
-                    self._in_background(process.child.end())
-                    text = f"the trial did not end within {self._seconds:g} s, and its process was killed"
-                    return _failed(trial, "timeout", text)
                 except IsolatedError as error:
                     return _failed(trial, "task_error", f"the trial cannot be sent to its process: {error}")
                 finally:
@@ -317,7 +325,9 @@ class _Pool:
     async def _remove(self, process: _Process, alone: bool) -> None:
         """Forget a process that has ended; its trials are executed in others."""
         self._processes[alone].remove(process)
-        error = await process.child.died()
+        error: ChildDiedError = ProcessHungError(f"no answer within {self._seconds:g} s")
+        if not process.is_hung:
+            error = await process.child.died()
         await process.child.end()
         lost = process.fail(error)
         log.warning("a process of the run ended (%s): the %d trials in it are executed again", error, lost)
