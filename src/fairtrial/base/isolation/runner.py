@@ -120,7 +120,8 @@ def _is_importable(module: ModuleType) -> bool:
     name = module.__name__
     file = getattr(module, "__file__", None)
     if name == "__main__" or file is None:
-        return True  # cloudpickle always sends `__main__` by value; modules without a file are built in.
+        # cloudpickle always sends `__main__` by value. Without a file, a module is built in or the program made it.
+        return name == "__main__" or module.__spec__ is not None
     found = _importable.get(name)
     if found is None:
         found = _importable[name] = _imported_from(name) == os.path.realpath(file)
