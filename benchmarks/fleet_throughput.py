@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, help="20,000 on Redis and 50,000 on PostgreSQL by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--floor", type=float, help="0.35 on Redis and 0.5 on PostgreSQL by default")
+    parser.add_argument("--floor", type=float, help="0.6 on Redis and 0.5 on PostgreSQL by default")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--mailbox", choices=["redis", "postgres"], default="redis")
     parser.add_argument("--snapshot", action="store_true", help="PostgreSQL: hold a snapshot open meanwhile")
@@ -261,7 +261,7 @@ def main() -> None:
     if options.trials is None:
         options.trials = 50_000 if options.mailbox == "postgres" else 20_000
     if options.floor is None:
-        options.floor = 0.5 if options.mailbox == "postgres" else 0.35
+        options.floor = 0.5 if options.mailbox == "postgres" else 0.6
     import asyncio
 
     if options.bare_worker:

@@ -92,7 +92,7 @@ def main() -> None:
     )
     what = f"{options.trials:,} calls of 50 ms, {options.concurrency} at once"
     each = {"cpu_us": statistics.median(cpu["suite"]), "bare_cpu_us": statistics.median(cpu["bare"])}
-    kept = figure(f"{what}, against bare aiohttp", ratio, "x the wall time", at_most=1.25, **each)
+    kept = figure(f"{what}, against bare aiohttp", ratio, "x the wall time", at_most=1.2, **each)
     kept &= figure(f"{what}: in flight at the server", reached, at_least=options.concurrency)
     sys.exit(0 if kept else 1)
 

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -137,26 +138,31 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def compared(title: str, rounds: int, contestants: dict[str, Callable[[], None]]) -> None:
-    """Let contestants take turns; print each against the first one."""
+def compared(title: str, rounds: int, contestants: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Let contestants take turns; print each against the first one, and return the ratios of their wall times."""
     spent: dict[str, list[Spent]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, work in contestants.items():
             spent[name].append(measured(work))
     print(title)
+    ratios = {}
     first = next(iter(contestants))
     for name, times in spent.items():
         wall, busiest = median([one.wall for one in times]), median([one.busiest for one in times])
         total = median([sum(one.cpu) for one in times])
         by_wall = wall / median([one.wall for one in spent[first]])
         by_cpu = busiest / median([one.busiest for one in spent[first]])
+        ratios[name] = by_wall
         print(
             f"  {name:12} {wall:6.2f} s ({by_wall:.2f} x {first}); processor time {total:6.2f} s, of the busiest "
             f"process {busiest:6.2f} s ({by_cpu:.2f} x {first})"
         )
+    return ratios
 
 
-def main() -> None:
+def main() -> int:
+    from figures import figure  # beside this file
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -165,15 +171,19 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=100)
     options = parser.parse_args()
     many = f"{options.processes} processes"
-    compared(
-        f"{options.trials} trials with an evaluator that computes",
+    trials = f"{options.trials} trials with an evaluator that computes"
+    ratios = compared(
+        trials,
         options.rounds,
         {"1 process": partial(scored, options.trials, 1), many: partial(scored, options.trials, options.processes)},
     )
+    two = options.processes == 2
+    kept = figure(f"{trials}, {many}", 1 / ratios[many], "x the speed of one", at_least=1.8 if two else None)
     with spawn_model_server(latency=FixedLatency(0.05)) as server:
         url = f"{server.base_url}/v1/chat/completions"
-        compared(
-            f"{options.calls} calls of 50 ms, {options.concurrency} at once",
+        calls = f"{options.calls} calls of 50 ms, {options.concurrency} at once"
+        ratios = compared(
+            calls,
             options.rounds,
             {
                 "bare": lambda: asyncio.run(bare(url, options.calls, options.concurrency)),
@@ -181,7 +191,11 @@ def main() -> None:
                 many: partial(called, url, options.calls, options.processes, options.concurrency),
             },
         )
+    bare_time = "x the time of a bare aiohttp loop"
+    figure(f"{calls}, 1 process", ratios["1 process"], bare_time)
+    kept &= figure(f"{calls}, {many}", ratios[many], bare_time, at_most=1.05 if two else None)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
