@@ -106,6 +106,7 @@ LOADED = {
 }
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("name", LOADED)
 def test_a_command_loads_no_more_than_it_needs(name: str, child: Any, tmp_path: Path) -> None:
     words, never, most_modules, most_opened = LOADED[name]

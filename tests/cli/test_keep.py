@@ -296,6 +296,7 @@ class TestConfig:
             "strict-cost": (False, "default"),
             "log-format": ("text", "default"),
             "health-host": ("127.0.0.1", "default"),
+            "processes": (None, "default"),
             "tracing.sample": (0.5, "pyproject.toml [tool.fairtrial.tracing]"),
             "tracing.content": (True, "$FAIRTRIAL_TRACING_CONTENT"),
             "tracing.profile": (None, "default"),

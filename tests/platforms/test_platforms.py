@@ -47,6 +47,7 @@ POSIX = re.compile(
 MAY_USE_POSIX = ("base/system.py", "base/isolation/", "integrations/sandbox/", "fleet/ops/stall_watcher.py")
 # Each of these lines is behind a condition, or after a refusal.
 GUARDED = {
+    "fleet/local/channel.py": 1,
     "fleet/ops/watchdog.py": 2,
     "mailbox/postgres/connection.py": 1,
     "runs/code.py": 1,
@@ -56,7 +57,7 @@ GUARDED = {
 
 
 def environment(**more: str) -> dict[str, str]:
-    known = {name: value for name, value in os.environ.items() if not name.startswith(("FAIRTRIAL_", "PYTHON"))}
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "FAIRTRIAL_", "PYTHON"))}
     return known | {"PYTHONPATH": str(HOOK), "PYTHONIOENCODING": "cp1252", "PYTHONWARNDEFAULTENCODING": "1"} | more
 
 
@@ -100,10 +101,12 @@ def project(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "demo"
 
 
+@pytest.mark.long
 def test_the_help_needs_nothing_that_only_posix_has(tmp_path: Path) -> None:
     assert "compare" in command("--help", folder=tmp_path)
 
 
+@pytest.mark.long
 def test_the_tutorial_works_without_what_windows_lacks(project: Path) -> None:
     assert "q20" in command("show", "support:baseline", "--sample", "q20", folder=project)
     compared = command("compare", "support:baseline", "support:careful", "--by", "kind", folder=project)
@@ -114,6 +117,7 @@ def test_the_tutorial_works_without_what_windows_lacks(project: Path) -> None:
     assert max(len(str(path.relative_to(project))) for path in project.rglob("*")) < 100
 
 
+@pytest.mark.long
 def test_the_viewer_serves_and_ends_without_what_windows_lacks(project: Path) -> None:
     words = ["-m", "fairtrial.cli", "view", "--no-browser", "--port", "0"]
     server = subprocess.Popen(
@@ -133,6 +137,7 @@ def test_the_viewer_serves_and_ends_without_what_windows_lacks(project: Path) ->
     assert server.returncode == 0
 
 
+@pytest.mark.long
 def test_a_run_in_python_prints_its_report_and_refuses_isolation_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     assert "100.0%" in python("script.py", folder=tmp_path)
@@ -143,6 +148,7 @@ def test_a_run_in_python_prints_its_report_and_refuses_isolation_in_one_sentence
     assert told.splitlines() == ["isolate=True works on Linux and macOS, not on Windows: remove it, or run this there"]
 
 
+@pytest.mark.long
 def test_an_interrupted_run_continues_without_what_windows_lacks(tmp_path: Path) -> None:
     interrupting = SLOW.replace("import asyncio\n", "import asyncio\nimport os\nimport signal\n").replace(
         "    await asyncio",
@@ -176,6 +182,7 @@ for call in (
 """
 
 
+@pytest.mark.long
 def test_what_cannot_work_is_refused_in_one_sentence(tmp_path: Path) -> None:
     told = python("-c", REFUSED, folder=tmp_path).splitlines()
     assert [line.partition(", not on Windows: ")[0] for line in told] == [
@@ -186,6 +193,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends_by", ["a signal", "the end of its input"])
 def test_a_model_server_ends_without_signal_handlers_and_readers_of_the_loop(ends_by: str) -> None:
     server = subprocess.Popen(

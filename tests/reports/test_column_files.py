@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -396,7 +395,7 @@ class TestFiles:
     def test_a_full_disk_only_costs_time(self, store: RunStore) -> None:
         run = store_run(store, *sample_run())
         full = OSError(errno.ENOSPC, "No space left on device")
-        with mock.patch.object(os, "pwrite", side_effect=full):
+        with mock.patch.object(column_file._FileTarget, "write", side_effect=full):
             assert_equal(*both(store, run, costs=True))
         assert not list(path_of(store).parent.iterdir())
 

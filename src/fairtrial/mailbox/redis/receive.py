@@ -157,8 +157,7 @@ class StreamReceiver[T](BackgroundReads[T]):
         mailbox, used = self._mailbox, False
         mailbox.start_sweeping()
         consumer = mailbox.consumers.reading(visibility)
-        if self._in_bulk:
-            self._in_bulk = False
+        if self._in_bulk and count <= _CLAIMED_AT_ONCE:
             try:
                 deliveries = await self._read(self._claim(count, consumer))
             except (RedisError, OSError):
@@ -166,6 +165,7 @@ class StreamReceiver[T](BackgroundReads[T]):
             else:
                 if deliveries or wait <= 0:
                     return deliveries
+        self._in_bulk = False
         command: tuple[Any, ...] = ("XREADGROUP", "GROUP", scripts.GROUP, consumer, "COUNT", count)
         if wait > 0:  # Never 0, which means no time limit.
             command += ("BLOCK", max(1, round(min(wait, BLOCK_SECONDS) * 1000)))
@@ -199,8 +199,7 @@ class StreamReceiver[T](BackgroundReads[T]):
     async def _claim(self, count: int, consumer: str) -> Sequence[tuple[RedisReceipt, dict[bytes, bytes]]]:
         """Take messages that are there, by a script: redis-py reads its answer faster than that of XREADGROUP."""
         mailbox = self._mailbox
-        most = min(count, _CLAIMED_AT_ONCE)
-        answer = await mailbox.connection.script(scripts.CLAIM, (mailbox.keys.stream,), (consumer, most))
+        answer = await mailbox.connection.script(scripts.CLAIM, (mailbox.keys.stream,), (consumer, count))
         return self._delivered(consumer, _entries(*answer)) if answer else ()
 
     def _delivered(
