@@ -180,7 +180,7 @@ def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
     )
     assert ended.returncode == 0
-    assert "pass rate" in ended.stdout
+    assert "95% interval" in ended.stdout
     assert ended.stderr == ""
 
 

@@ -143,29 +143,17 @@ def _storable(text: str) -> bytes:
 
 _log = logging.getLogger(__name__)
 _ID = re.compile(rb"[0-9]+-[0-9]+")
-_BULK_BYTES = 1024 * 1024
-_CLAIMED_AT_ONCE = 500  # The server answers nobody else while a script runs.
 
 
 class StreamReceiver[T](BackgroundReads[T]):
     """Receives messages from one mailbox."""
 
     _mailbox: RedisMailbox[T]
-    _in_bulk = False  # Whether the last read returned several messages, which were small.
 
     async def _look(self, count: int, visibility: float, wait: float) -> Sequence[Delivery]:
         mailbox, used = self._mailbox, False
         mailbox.start_sweeping()
         consumer = mailbox.consumers.reading(visibility)
-        if self._in_bulk and count <= _CLAIMED_AT_ONCE:
-            try:
-                deliveries = await self._read(self._claim(count, consumer))
-            except (RedisError, OSError):
-                pass  # The read below shows what is wrong, and whether it still is.
-            else:
-                if deliveries or wait <= 0:
-                    return deliveries
-        self._in_bulk = False
         command: tuple[Any, ...] = ("XREADGROUP", "GROUP", scripts.GROUP, consumer, "COUNT", count)
         if wait > 0:  # Never 0, which means no time limit.
             command += ("BLOCK", max(1, round(min(wait, BLOCK_SECONDS) * 1000)))
@@ -194,24 +182,11 @@ class StreamReceiver[T](BackgroundReads[T]):
             await connection.discard(reader, error)
             raise
         await connection.give_back(reader)
-        return self._delivered(consumer, answer[0][1] if answer else ())
-
-    async def _claim(self, count: int, consumer: str) -> Sequence[tuple[RedisReceipt, dict[bytes, bytes]]]:
-        """Take messages that are there, by a script: redis-py reads its answer faster than that of XREADGROUP."""
-        mailbox = self._mailbox
-        answer = await mailbox.connection.script(scripts.CLAIM, (mailbox.keys.stream,), (consumer, count))
-        return self._delivered(consumer, _entries(*answer)) if answer else ()
-
-    def _delivered(
-        self, consumer: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]
-    ) -> Sequence[tuple[RedisReceipt, dict[bytes, bytes]]]:
-        deliveries, size = [], 0
-        for entry, fields in entries:
+        deliveries = []
+        for entry, fields in answer[0][1] if answer else ():
             id = entry.decode()
             origin = message_id(fields.get(b"i")) or id
-            size += len(fields.get(b"b", b""))
             deliveries.append((RedisReceipt(self._mailbox, id, consumer, origin), fields))
-        self._in_bulk = len(deliveries) > 1 and size < _BULK_BYTES  # Scripts copy what they return.
         return deliveries
 
     async def _message(self, receipt: RedisReceipt, content: dict[bytes, bytes]) -> Message[T] | None:
@@ -228,16 +203,6 @@ class StreamReceiver[T](BackgroundReads[T]):
         if b"s" not in fields:
             raise BodyError("the message has no body")
         return await self._mailbox.claimed_body(_text(fields[b"s"]))
-
-
-def _entries(heads: bytes, texts: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Read the answer of `scripts.CLAIM`: the id and the fields of each entry."""
-    entries, end = [], 0
-    for head in heads.split(b";"):
-        id, *sizes = head.split(b",")
-        parts = [texts[end : (end := end + int(size))] for size in sizes]
-        entries.append((id, dict(zip(parts[::2], parts[1::2], strict=True))))
-    return entries
 
 
 def _text(value: bytes | None) -> str:

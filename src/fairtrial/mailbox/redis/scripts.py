@@ -172,23 +172,6 @@ return table.concat(out, ' ')
 """
 )
 
-CLAIM = LuaScript("""
--- KEYS stream; ARGV consumer, most to receive. Returns what XREADGROUP does in two texts: per entry 'id,size,size...;',
--- the sizes of its names and values; and all of these, one after the other. False if there is none.
-local answer = redis.call('XREADGROUP', 'GROUP', 'fairtrial', ARGV[1], 'COUNT', ARGV[2], 'STREAMS', KEYS[1], '>')
-if not answer then return false end
-local entries, texts = {}, {}
-for place, entry in ipairs(answer[1][2]) do
-  local sizes = {entry[1]}
-  for _, text in ipairs(entry[2]) do
-    sizes[#sizes + 1] = #text
-    texts[#texts + 1] = text
-  end
-  entries[place] = table.concat(sizes, ',')
-end
-return {table.concat(entries, ';'), table.concat(texts)}
-""")
-
 ACK = LuaScript(
     _FENCE
     + """
@@ -515,7 +498,6 @@ return {now(), redis.call('ZRANGE', KEYS[1], 0, ARGV[1] - 1, 'REV', 'WITHSCORES'
 ALL: Final = (
     SEND,
     SEND_ALL,
-    CLAIM,
     ACK,
     NACK,
     EXTEND,
