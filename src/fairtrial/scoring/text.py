@@ -15,7 +15,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.combine import composite
 from fairtrial.scoring.evaluator import EvalContext, Evaluator, evaluator, isolate_if
-from fairtrial.scoring.score import PASSED, Score
+from fairtrial.scoring.score import Score
 
 _MOST_STEPS = 3e7
 """The number of steps that take about a second."""
@@ -139,7 +139,7 @@ def exact_match(output: Any, expected: Any, *, context: EvalContext | None = Non
     if context is not None:
         return _call_with_context(exact_match, output, expected, context)
     passed = bool(output == expected)
-    return PASSED if passed else Score(0.0, False, _difference(output, expected))
+    return Score(1.0) if passed else Score(0.0, False, _difference(output, expected))
 
 
 @overload
@@ -157,7 +157,7 @@ def contains(output: Any, expected: Any, *, context: EvalContext | None = None) 
         raise TypeError("contains needs an output to search in (the task returned None): return the answer in the task")
     if not hasattr(output, "__contains__") and not isinstance(output, Iterable):
         raise TypeError(f"contains needs text or a collection to search in (the task returned {_short(output)})")
-    return PASSED if expected in output else Score(0.0, False, f"expected {_short(expected)} in {_short(output)}")
+    return Score(1.0) if expected in output else Score(0.0, False, f"expected {_short(expected)} in {_short(output)}")
 
 
 @evaluator(inline=True, needs_expected=True)
@@ -171,7 +171,7 @@ def one_of(output: object, expected: Collection[object]) -> Score:
         raise ValueError("the expected value of one_of must have at least one accepted answer (got none)")
     passed = any(output == answer for answer in expected)
     if passed:
-        return PASSED
+        return Score(1.0)
     return Score(0.0, False, f"{_short(output)} is not one of {len(expected)} accepted answers")
 
 
@@ -196,7 +196,7 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
             raise TypeError(f"the expected value of matches must be a regular expression (got {_short(expected)})")
         wanted = re.compile(expected, flags) if compiled is None else compiled
         passed = wanted.search(output_text(output, "matches")) is not None
-        return PASSED if passed else Score(0.0, False, f"no match for /{wanted.pattern}/ in {_short(output)}")
+        return Score(1.0) if passed else Score(0.0, False, f"no match for /{wanted.pattern}/ in {_short(output)}")
 
     def takes_long(output: Any, expected: Any) -> bool:
         return may_take_long(str(expected) if pattern is None else pattern, flags, str(output))
