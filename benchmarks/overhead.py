@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import queue
 import random
@@ -65,17 +66,19 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
         database.execute("PRAGMA synchronous=NORMAL")
         database.execute(
             "CREATE TABLE samples (dataset INT, ordinal INT, id TEXT, input TEXT, expected TEXT, metadata TEXT, "
-            "PRIMARY KEY (dataset, ordinal)) WITHOUT ROWID"
+            "input_hash INT, PRIMARY KEY (dataset, ordinal)) WITHOUT ROWID"
         )
         database.execute(
             "CREATE TABLE results (run INT, ordinal INT, experiment INT, sample INT, repeat INT, outcome INT, "
-            "passed INT, value REAL, latency_ms INT, started_at REAL, input_tokens INT, output_tokens INT, "
-            "cost_usd REAL, attempt INT, stage INT, execution INT, metrics TEXT, "
-            "PRIMARY KEY (run, ordinal)) WITHOUT ROWID"
+            "timed INT, passed INT, value REAL, latency_ms INT, started_at REAL, input_tokens INT, output_tokens INT, "
+            "cached_tokens INT, cost_usd REAL, attempt INT, stage INT, execution INT, metrics TEXT, reward REAL, "
+            "verdicts TEXT, judge_cost_usd REAL, cache_hits INT, unpriced_calls INT, unpriced_judge_calls INT, "
+            "cut_off_calls INT, refused_calls INT, unknown_endings TEXT, reasoning_tokens INT, "
+            "cache_write_tokens INT, redacted INT, code INT, PRIMARY KEY (run, ordinal)) WITHOUT ROWID"
         )
         database.execute(
-            "CREATE TABLE details (run INT, ordinal INT, execution INT, error TEXT, reason TEXT, metadata TEXT, "
-            "output TEXT, transcript BLOB, PRIMARY KEY (run, ordinal, execution)) WITHOUT ROWID"
+            "CREATE TABLE details (run INT, ordinal INT, execution INT, error TEXT, reason TEXT, score TEXT, "
+            "metadata TEXT, output TEXT, transcript BLOB, PRIMARY KEY (run, ordinal, execution)) WITHOUT ROWID"
         )
         compressor = zstandard.ZstdCompressor(level=1)
         ended = False
@@ -88,10 +91,10 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
                     break
                 batch.append(row)
             with database:
-                database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", [row[0] for row in batch])
-                database.executemany(f"INSERT INTO results VALUES ({', '.join('?' * 17)})", [row[1] for row in batch])
+                database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?)", [row[0] for row in batch])
+                database.executemany(f"INSERT INTO results VALUES ({', '.join('?' * 32)})", [row[1] for row in batch])
                 database.executemany(
-                    "INSERT INTO details VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO details VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     [(*row[2], compressor.compress(row[3])) for row in batch],
                 )
         database.close()
@@ -130,14 +133,17 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
                     for seq, (role, at, text) in enumerate(messages)
                 ],
             }
+            given = json.dumps(question)
+            input_hash = int.from_bytes(hashlib.blake2b(given.encode(), digest_size=8).digest(), signed=True)
             rows.put(
                 (
-                    (1, ordinal, sample_id, json.dumps(question), json.dumps(expected), None),
+                    (1, ordinal, sample_id, given, json.dumps(expected), None, input_hash),
                     (
-                        *(1, ordinal, 0, ordinal, 0, 0, passed, float(passed), latency, started_at),
-                        *(0, 0, None, 1, None, execution, None),
+                        *(1, ordinal, 0, ordinal, 0, 0, 1, passed, float(passed), latency, started_at),
+                        *(0, 0, 0, None, 1, None, execution, None, None, None, None),
+                        *(0, 0, 0, 0, 0, None, 0, 0, 0, 0),
                     ),
-                    (1, ordinal, execution, None, "", None, json.dumps(answer)),
+                    (1, ordinal, execution, None, "", None, None, json.dumps(answer)),
                     json.dumps(transcript, separators=(",", ":"), ensure_ascii=False).encode(),
                 )
             )

@@ -94,6 +94,14 @@ def certificates_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def search_path_of_its_own() -> Iterator[None]:
+    """What a suite that a test loads adds to the search path is not seen by later tests, or by processes they start."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+
+
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Async tests marked `anyio` run on both event loops."""

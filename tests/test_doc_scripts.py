@@ -157,6 +157,13 @@ def test_an_agent_with_tools_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> No
     assert report.total_tokens > 0
 
 
+def test_an_agent_talks_to_the_customers_of_a_shop(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("shop", monkeypatch).main()
+    assert report.errors == {"user_error": 7}
+    assert (report.run.planned, sum(result.passed for result in report.results)) == (90, 78)
+    assert len({sample.input for sample in load("shop", monkeypatch).CUSTOMERS}) == 30
+
+
 def test_code_is_tested_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     report = load("sandboxed_code", monkeypatch).main()
     assert report.pass_rate == 1.0

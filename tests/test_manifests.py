@@ -32,6 +32,8 @@ from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, LoopGroup
 from fairtrial.fleet.ops.health import STALL_SECONDS, Probe, exposition
 from fairtrial.mailbox import InMemoryMailbox, PostgresConnection, PostgresMailbox
 from fairtrial.mailbox.redis.receive import Keys
+from fairtrial.viewer.team.config import read_settings
+from fairtrial.viewer.team.serve import TeamServer
 from tests.redis_server import free_port
 
 pytestmark = pytest.mark.proves("R83", "R84")
@@ -39,7 +41,8 @@ pytestmark = pytest.mark.proves("R83", "R84")
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 VERSION = "1.36"
-MANIFESTS = ("kubernetes.yaml", "kubernetes-job.yaml", "keda-postgresql.yaml", "keda-sqs.yaml", "kubernetes-view.yaml")
+MANIFESTS = ("kubernetes.yaml", "kubernetes-job.yaml", "keda-postgresql.yaml", "keda-sqs.yaml", "kubernetes-view.yaml",
+             "kubernetes-serve.yaml")  # fmt: skip
 SCALERS = MANIFESTS[2:4]
 KEDA: dict[str, Any] = json.loads(Path(__file__).with_name("keda_schema.json").read_text())
 UNIT = DEPLOY / "fairtrial-worker@.service"
@@ -142,9 +145,11 @@ def test_the_query_of_the_scaler_counts_what_is_waiting_delayed_and_in_flight(pg
             connection.execute("DROP ROLE keda")
 
 
-def options_of(command: str) -> set[str]:
-    root: Any = command_tree()
-    return {option for parameter in root.commands[command].params for option in parameter.opts}
+def options_of(*names: str) -> set[str]:
+    command: Any = command_tree()
+    for name in names:
+        command = command.commands[name]
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 def worker_flags(command: str) -> dict[str, str]:
@@ -184,6 +189,101 @@ def test_the_unit_of_the_viewer_is_one_that_systemd_accepts(tmp_path: Path) -> N
     # All that the unit of workers denies is denied here.
     hardening = re.compile(r"^(?:Protect|Private|Restrict|NoNew|Capability)\w+=.*$", re.MULTILINE)
     assert set(hardening.findall(UNIT.read_text())) <= set(hardening.findall(text))
+
+
+def write_team(folder: Path, port: int) -> Path:
+    """The file of a team with one project."""
+    (folder / "team.toml").write_text(
+        f"""url = "https://evals.example.org"\nlisten = "127.0.0.1:{port}"\n[identity]\nkind = "oidc"
+issuer = "https://login.example.org"\nclient_id = "fairtrial"\n[projects.support]\nstore = "support.db"\n"""
+    )
+    return folder / "team.toml"
+
+
+class TestTeam:
+    """The manifest and the service of a team's viewer."""
+
+    @pytest.fixture
+    def parts(self) -> dict[str, Any]:
+        return {one["kind"]: one for one in objects("kubernetes-serve.yaml")}
+
+    @pytest.fixture
+    def serve(self, parts: dict[str, Any]) -> Any:
+        (only,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
+        return only
+
+    def test_it_is_as_closed_as_the_pods_of_workers(
+        self, parts: dict[str, Any], serve: Any, container: Any, pod: Any
+    ) -> None:
+        own = parts["Deployment"]["spec"]["template"]["spec"]
+        assert own["securityContext"] == pod["securityContext"]
+        assert own["automountServiceAccountToken"] is False
+        assert serve["securityContext"] == container["securityContext"]
+        limits = {"cpu", "memory", "ephemeral-storage"}
+        assert set(serve["resources"]["limits"]) == set(serve["resources"]["requests"]) == limits
+        assert all("sizeLimit" in one["emptyDir"] for one in own["volumes"] if "emptyDir" in one)
+        text = (DEPLOY / "kubernetes-serve.yaml").read_text()
+        for key in re.findall(r"^ +(?:- )?key: (\S+)$", text, re.MULTILINE):
+            assert re.search(rf"--from-(literal|file)={re.escape(key)}=", text), key
+        secret = [one["valueFrom"] for one in serve["env"] if one["name"] == "FAIRTRIAL_CLIENT_SECRET"]
+        assert secret == [{"secretKeyRef": {"name": "fairtrial-serve", "key": "client-secret"}}]
+
+    def test_names_and_ports_fit_each_other(self, parts: dict[str, Any], serve: Any, compose: Any) -> None:
+        ports = {one["name"]: one["containerPort"] for one in serve["ports"]}
+        deployment, policy = parts["Deployment"]["spec"], parts["NetworkPolicy"]["spec"]
+        assert [rule["ports"][0]["port"] for rule in policy["ingress"]] == [ports["http"], ports["health"]]
+        assert f"--health-port={ports['health']}" in serve["args"]
+        assert f'listen = "0.0.0.0:{ports["http"]}"' in (DEPLOY / "kubernetes-serve.yaml").read_text()
+        assert {serve[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness")} == {"/live"}
+        assert serve["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "health"}
+        labels = deployment["template"]["metadata"]["labels"]
+        assert parts["Service"]["spec"]["selector"] == labels == policy["podSelector"]["matchLabels"]
+        (served,) = parts["Service"]["spec"]["ports"]
+        assert served["targetPort"] == "http"  # The port of probes and metrics is in no Service.
+        (rule,), (tls,) = parts["Ingress"]["spec"]["rules"], parts["Ingress"]["spec"]["tls"]
+        assert [rule["host"]] == tls["hosts"]
+        assert rule["http"]["paths"][0]["backend"]["service"]["name"] == parts["Service"]["metadata"]["name"]
+        assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+        service = compose["services"]["serve"]
+        assert service["ports"] == [f"127.0.0.1:{ports['http']}:{ports['http']}"]
+        assert f"http://127.0.0.1:{ports['health']}/live" in service["healthcheck"]["test"][-1]
+        assert service["image"] == serve["image"] == compose["services"]["worker"]["image"]
+        cache = service["environment"]["FAIRTRIAL_CACHE_DIR"]
+        assert {"name": "FAIRTRIAL_CACHE_DIR", "value": cache} in serve["env"]
+        assert [cache] == [one["mountPath"] for one in serve["volumeMounts"] if one["name"] == "cache"]
+        assert f"serve:{cache}" in service["volumes"]
+        assert f"RUN mkdir {Path(cache).name}\n" in (DEPLOY / "Dockerfile").read_text()
+
+    def test_its_command_serves_and_passes_its_probes(self, serve: Any, tmp_path: Path) -> None:
+        public, health = free_port(), free_port()
+        write_team(tmp_path, public)
+        words = [word.replace("/etc/fairtrial", str(tmp_path)).replace("8080", str(health)) for word in serve["args"]]
+        environment = {**os.environ, "FAIRTRIAL_HEALTH_HOST": "127.0.0.1"}
+        process = subprocess.Popen([sys.executable, "-m", "fairtrial.cli", *words], cwd=tmp_path, env=environment)
+        try:
+            deadline = time.monotonic() + 60
+            while self.status(health, "/live") != 200:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            paths = [serve[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")]
+            assert [self.status(health, path) for path in [*paths, "/metrics"]] == [200] * 4
+            assert self.status(public, "/metrics") != 200
+            assert self.status(public, "/healthz") == 200
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+    @staticmethod
+    def status(port: int, path: str) -> int:
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", path, headers={"Host": "evals.example.org"})
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
 
 
 class TestViewer:
@@ -455,6 +555,45 @@ def test_the_composed_workers_check_themselves_where_they_listen(compose: Any) -
     assert f"http://{command['--health-host']}:{command['--health-port']}/live" in worker["healthcheck"]["test"][-1]
 
 
+def test_the_composed_watch_receives_where_it_is_asked_and_its_runs_are_those_of_the_alarm(compose: Any) -> None:
+    watch, alarm = (compose["services"][name] for name in ("watch", "alarm"))
+    assert watch["command"][:3] == ["watch", "start", "evals/live.py"]
+    given = dict(zip(watch["command"][3::2], watch["command"][4::2], strict=True))
+    assert set(given) <= options_of("watch", "start")
+    port = given["--receive"]
+    assert given["--host"] == "0.0.0.0"  # Its container's own; the machine publishes it on the loopback interface.
+    assert watch["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert f"('127.0.0.1', {port})" in watch["healthcheck"]["test"][-1]
+    assert alarm["command"] == ["watch", "alarm", "live"]
+    assert alarm["environment"]["FAIRTRIAL_STORE"] == watch["environment"]["FAIRTRIAL_STORE"]
+    installed = (DEPLOY / "requirements.txt").read_text()
+    assert all(f"\n{name}==" in installed for name in ("aiohttp", "opentelemetry-proto"))
+
+
+def test_a_composed_watch_starts_takes_traces_and_passes_its_health_check(compose: Any, tmp_path: Path) -> None:
+    service, port = compose["services"]["watch"], str(free_port())
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals" / "live.py").write_text((ROOT / "examples" / "live.py").read_text())
+    words = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in service["command"]]
+    words = [{"4318": port, "0.0.0.0": "127.0.0.1"}.get(word, word) for word in words]
+    environment = os.environ | {"FAIRTRIAL_STORE": str(tmp_path / "runs.db")}
+    process = subprocess.Popen([sys.executable, "-m", "fairtrial.cli", *words], cwd=tmp_path, env=environment)
+    try:
+        _, _, check = service["healthcheck"]["test"][1:]
+        deadline = time.monotonic() + 60
+        while subprocess.run([sys.executable, "-c", check.replace("4318", port)], stderr=subprocess.DEVNULL).returncode:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        connection = HTTPConnection("127.0.0.1", int(port), timeout=10)
+        connection.request("POST", "/v1/traces", b"{}", {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
 def test_workers_are_scaled_on_the_stream_they_read(kubernetes: dict[str, Any], container: Any) -> None:
     scaled = kubernetes["ScaledObject"]["spec"]
     assert scaled["scaleTargetRef"]["name"] == kubernetes["Deployment"]["metadata"]["name"]
@@ -553,7 +692,9 @@ def test_images_are_named_plainly_and_the_image_is_made_of_files_that_exist(comp
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
     services = compose["services"]
     assert services["worker"]["build"]["args"]["PYTHON_IMAGE"] == f"${{PYTHON_IMAGE:-{python}}}"
-    assert {services["worker"]["image"], services["client"]["image"], container["image"]} == {"fairtrial-worker"}
+    own = {services[name]["image"] for name in ("worker", "client", "watch", "alarm")}
+    assert own | {container["image"]} == {"fairtrial-worker"}
+    assert services["watch"]["build"] == services["worker"]["build"]
     for name in ("redis", "postgres"):
         assert re.fullmatch(rf"\$\{{{name.upper()}_IMAGE:-{name}:\d+(\.\d+)+\}}", services[name]["image"])
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
@@ -630,7 +771,9 @@ def alerts() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_alerts_and_the_runbook_name_metrics_that_are_exported(alerts: list[dict[str, Any]]) -> None:
+async def test_alerts_and_the_runbook_name_metrics_that_are_exported(
+    alerts: list[dict[str, Any]], tmp_path: Path
+) -> None:
     mailbox = InMemoryMailbox("jobs", EvalRequest)
     loop = EvalLoop(requests=mailbox, loop=str, evaluator=exact_match, results=InMemoryMailbox("results", EvalReply))
     group = LoopGroup([loop], health_port=0, watch={"jobs": mailbox})
@@ -639,6 +782,11 @@ async def test_alerts_and_the_runbook_name_metrics_that_are_exported(alerts: lis
     with metrics.track_run("run", "suite", 1):
         page = await group._health._metrics()
         own = exposition(group._pages.families())
+    team = TeamServer(read_settings(write_team(tmp_path, 7879)))
+    own += await team._metrics()
+    for viewer in team.viewers.values():
+        viewer.store.close()
+    team._database.close()
     exported = set(re.findall(r"^# TYPE (\S+)", page.body + own, re.MULTILINE))
     exported |= {f"{one.name}{end}" for one in metrics.HISTOGRAMS for end in ("_bucket", "_sum", "_count")}
     named = {name for rule in alerts for name in re.findall(r"\bfairtrial_\w+", rule["expr"])}

@@ -117,9 +117,10 @@ def test_a_command_loads_no_more_than_it_needs(name: str, child: Any, tmp_path: 
     assert opened <= most_opened
 
 
-def test_the_list_of_runs_is_served_without_numpy(child: Any) -> None:
+def test_the_list_of_runs_is_served_without_numpy_and_judges(child: Any) -> None:
     said = child("import fairtrial.viewer.serve, sys; print(*sorted(sys.modules))")
     assert {name.partition(".")[0] for name in said.split()}.isdisjoint(("numpy", "openai", "pydantic", "scipy"))
+    assert "fairtrial.models" not in said.split()
 
 
 def test_what_only_runs_need_is_loaded_when_it_is_asked_for(child: Any) -> None:

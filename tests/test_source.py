@@ -301,9 +301,10 @@ def test_everything_imported_is_declared() -> None:
 def test_the_default_installation_has_what_viewer_and_commands_import(folder: str) -> None:
     """What only some commands need is imported in `try`, or by the parts they call."""
     optional = {"redis", "botocore", "psycopg"}  # Of `doctor`, which checks these servers.
+    optional |= {"aiohttp", "joserfc"}  # Of `serve`, which says that it needs its extra.
     assert imported(f"src/fairtrial/{folder}").keys() - declared() <= optional
 
 
 def test_errors_name_the_extras_of_the_project() -> None:
     assert {*get_args(Extra.__value__), "all"} == EXTRAS.keys()
-    assert len(EXTRAS) == 10
+    assert len(EXTRAS) == 14

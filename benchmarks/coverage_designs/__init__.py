@@ -100,7 +100,7 @@ class Finding:
         """How far the figure lies beyond the limit; below 0 where it lies inside."""
         low, high = self.limit
         below = low - self.figure if low > 0 else -np.inf
-        return float(max(below, self.figure - high if high < 1 else -np.inf))
+        return float(max(below, self.figure - high if high != 1 else -np.inf))
 
     def _holds(self, figure: float) -> bool:
         slack = 3 * self.error + 1e-9

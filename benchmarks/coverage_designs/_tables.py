@@ -12,9 +12,9 @@ from . import Finding, Limit
 def limit_text(limit: Limit) -> str:
     """Return a limit in words."""
     low, high = limit
-    if high >= 1:
-        return f"at least {low:g}"
-    return f"at most {high:g}" if low <= 0 else f"{low:g} to {high:g}"
+    if low <= 0:
+        return f"at most {high:g}"
+    return f"at least {low:g}" if high >= 1 else f"{low:g} to {high:g}"
 
 
 def figure_text(one: Finding) -> str:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from fairtrial import GateRules
+from fairtrial.reports.compare.looks import spent_alpha
 from fairtrial.reports.compare.pairing import ComparisonSettings, pair
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.gate.checks import Check, Floor, Margin, evaluate_checks
-from fairtrial.reports.gate.gate import gate_columns, spent_alpha
+from fairtrial.reports.gate.gate import gate_columns
 from fairtrial.stats import exact_rate_interval, paired_rates_interval
 
 from . import GATE_ERRORS, Array, Design, Measured, Rng, draw_outcomes, draw_rates, share, share_or_warned

@@ -18,6 +18,7 @@
     │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
     │       └── StoreFullError    its disk is full; trying again helps when there is room
     ├── NothingToScoreError       an evaluator has nothing to measure: no reference, no statement, no record
+    ├── BrokenUserError           the simulated user of a conversation broke its rules, or could not speak
     ├── RunBusyError              another process is at work on the run
     ├── ModelError                a model call failed
     │   ├── RateLimitedError      the provider asked to slow down (retried, and heard by the limiter)
@@ -41,6 +42,7 @@
     │       └── MessageTooLargeError  a body over the mailbox's limit
     ├── SandboxError              a sandbox has ended, or cannot do what was asked
     │   └── SandboxUnavailableError  this machine does not allow the isolation that was asked for
+    ├── ToolServerError           an MCP server cannot be started or reached, or breaks its protocol
     ├── TraceSendError            traces could not be sent to their receiver
     └── LoopCrashedError          a loop of a group crashed more often than the group allows
 
@@ -52,7 +54,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-type Extra = Literal["models", "postgres", "redis", "sqs", "otel", "data", "text", "testing", "inspect"]
+type Extra = Literal[
+    "models", "postgres", "redis", "sqs", "otel", "data", "text", "testing", "inspect", "gepa", "mcp", "objects", "team"
+]
 """The optional dependencies: the names in pyproject.toml, except for `all`."""
 
 
@@ -159,6 +163,15 @@ class NothingToScoreError(FairtrialError):
     """An evaluator has nothing to measure (no reference, no statement, no record): the trial has no score."""
 
 
+class BrokenUserError(FairtrialError):
+    """The simulated user of a conversation broke its rules, or could not speak: not an error of the agent.
+
+    The outcome of the trial is "user_error".
+    """
+
+    retry_after: float | None = None
+
+
 class RunBusyError(FairtrialError):
     """Another process is at work on the run."""
 
@@ -212,6 +225,10 @@ class SandboxError(FairtrialError):
 
 class SandboxUnavailableError(SandboxError):
     """This machine does not allow the isolation that was asked for; nothing was run."""
+
+
+class ToolServerError(FairtrialError):
+    """An MCP server cannot be started or reached, or breaks its protocol: an error of the trial, not of the agent."""
 
 
 class TraceSendError(FairtrialError):

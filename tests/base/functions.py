@@ -33,6 +33,11 @@ def close_descriptors_and_sleep() -> None:
     time.sleep(60)
 
 
+def set_variable(name: str, value: str) -> str:
+    os.environ[name] = value
+    return value
+
+
 def under_the_lock() -> bool:
     with LOCK:
         return True

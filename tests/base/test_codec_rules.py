@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import ipaddress
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
@@ -16,9 +17,12 @@ from typing import Annotated, Any, Generic, Literal, NewType, NotRequired, Requi
 import numpy as np
 import pytest
 from annotated_types import Gt
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, ConfigDict, HttpUrl, RootModel, SecretStr
 
 from fairtrial.base.codec import canonical, decode, digest, dumps, from_json, parse_json, to_json
+from fairtrial.base.codec.escape import parse_long_json
 from fairtrial.base.frozen import FrozenDict, FrozenList
 from fairtrial.errors import CodecError
 from tests.records import changeable
@@ -539,3 +543,36 @@ class TestParsing:
 
 def test_records_cannot_be_changed() -> None:
     assert changeable("base") == {"RunProgress"}
+
+
+JSON_TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+)
+
+
+class TestLongJson:
+    """Long texts are read by another parser; spaces make any text a long one."""
+
+    @given(JSON_TREES, st.booleans())
+    def test_a_long_text_is_read_as_json_reads_it(self, tree: Any, ascii_only: bool) -> None:
+        text = json.dumps(tree, ensure_ascii=ascii_only) + " " * 300_000
+        assert repr(parse_long_json(text)) == repr(json.loads(text))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"a": 1, "b": 2, "a": 3}', "[1e400, -1e400, -0, -0.0]", f"[{'9' * 400}, 0.1, 1e-320]",
+            "[2.2250738585072011e-308, 9007199254740993, 9007199254740993.0]", '["\\ud800", "\ud800"]',
+            "[NaN, Infinity, -Infinity]", "[" * 900 + "]" * 900,
+        ],
+    )  # fmt: skip
+    def test_what_other_parsers_read_differently_is_read_as_json_reads_it(self, text: str) -> None:
+        assert repr(parse_long_json(text + " " * 300_000)) == repr(json.loads(text))
+
+    @pytest.mark.parametrize(
+        "text", ["[1.]", "[01]", "[1]x", "[nan]", "[+1]", "['a']", '{"a"}', "", '["a\nb"]', "\ufeff[1]"]
+    )
+    def test_what_is_not_json_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"line|BOM"):
+            parse_long_json(text + " " * 300_000)

@@ -22,8 +22,10 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, Score, SessionView, ToolInvoked, evaluator, task
 from fairtrial.base.isolation import ChildDiedError, IsolatedError, IsolatedRunner, NotSendableError
+from fairtrial.base.isolation.runner import IsolatedChild
 from fairtrial.base.offload import DaemonThreads, orphan
 from fairtrial.errors import ConfigurationError
+from fairtrial.store import redact
 from tests.base import functions
 
 
@@ -65,6 +67,16 @@ class TestCalls:
         assert await runner.run(closure, Point(1, 2), kind=Point) == Point(11, 2)
         assert await runner.run(lambda text: text * 2, "ab", kind=str) == "abab"
         assert await runner.run(len, "x" * 3_000_000, kind=int) == 3_000_000
+
+    async def test_a_secret_that_a_child_sets_in_its_environment_is_known_here(
+        self, runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(redact, "_registered", {})
+        monkeypatch.setenv("INHERITED_KEY", "inherited-4711")
+        await runner.run(functions.set_variable, "CHILD_KEY", "from-a-vault-4711", kind=str)
+        assert redact._registered == {"from-a-vault-4711": "the value of $CHILD_KEY"}
+        await runner.run(functions.set_variable, "CHILD_KEY", "from-a-vault-4712", kind=str)
+        assert set(redact._registered) == {"from-a-vault-4711", "from-a-vault-4712"}
 
     async def test_a_child_is_used_again_and_is_not_this_process(self, runner: IsolatedRunner) -> None:
         pids = {await runner.run(functions.process, kind=int) for _ in range(5)}
@@ -409,3 +421,15 @@ def test_a_signal_from_the_terminal_does_not_reach_the_child(tmp_path: Path) -> 
     assert done.stdout == "drained\n", done.stderr
     assert "KeyboardInterrupt" not in done.stderr
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancelled_end_still_waits_for_the_process() -> None:
+    child = await IsolatedChild.start()
+    process = child._process
+    end = asyncio.ensure_future(child.end())
+    await asyncio.sleep(0)
+    end.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await end
+    assert process.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Work that is finished even if the caller is cancelled."""
+"""Work that is finished even if the caller is cancelled, and work with time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from fairtrial.base.offload import finish, require_asyncio
+from fairtrial.base.offload import TimeLimit, finish, require_asyncio, supervise
 from fairtrial.errors import ConfigurationError
 
 
@@ -119,6 +119,50 @@ async def test_finish_raises_the_error_of_work_that_fails_after_a_cancellation()
     work.may_end.set()
     with pytest.raises(ValueError, match="broken"):
         await task
+
+
+async def test_the_time_limits_of_many_tasks_are_enforced_in_their_order() -> None:
+    ended: list[tuple[str, bool]] = []
+
+    async def work(name: str, limit: TimeLimit, seconds: float) -> None:
+        with limit.begin(seconds):
+            await asyncio.sleep(0.3 if name == "in time" else 30)
+        ended.append((name, limit.expired))
+
+    async def run(name: str, seconds: float) -> None:
+        limit = TimeLimit()
+        assert await supervise(limit, work(name, limit, seconds), grace_seconds=30)
+
+    with anyio.fail_after(20):
+        await asyncio.gather(run("late", 0.2), run("early", 0.05), run("in time", 30), run("last", 0.5))
+    assert ended == [("early", True), ("late", True), ("in time", False), ("last", True)]
+
+
+async def test_a_task_that_cannot_be_cancelled_does_not_keep_the_limits_of_others_from_being_enforced() -> None:
+    class Uncancellable(asyncio.Future[None]):
+        def cancel(self, msg: object = None) -> bool:
+            raise ValueError("not this one")
+
+    seen: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: seen.append(str(context["exception"])))
+    stuck = Uncancellable()
+
+    async def limited(limit: TimeLimit, waits_for: asyncio.Future[None]) -> None:
+        with limit.begin(0.05):
+            await waits_for
+
+    ended: list[asyncio.Task[bool]] = []
+    limits = [TimeLimit() for _ in range(3)]
+    for limit, future in zip(limits, (stuck, asyncio.Future[None](), asyncio.Future[None]()), strict=True):
+        ended.append(asyncio.create_task(supervise(limit, limited(limit, future), grace_seconds=1)))
+    done, _ = await asyncio.wait(ended[1:], timeout=5)
+    stuck.set_result(None)
+    for task in ended[1:]:
+        task.cancel()
+    await asyncio.wait(ended)
+    assert done == set(ended[1:])
+    assert [limit.expired for limit in limits[1:]] == [True, True]
+    assert seen[0] == "not this one"
 
 
 def test_what_needs_asyncio_is_refused_on_trio_with_the_remedy() -> None:

@@ -330,7 +330,7 @@ class TestGolden:
             ["pii_leakage", "rule"],
         ]
         facts = cli("calibrate", "--golden", "list", "--json").json
-        assert [row["kind"] for row in facts["golden_sets"]] == ["rule"] * 3 + ["judge"] * 6
+        assert [row["kind"] for row in facts["golden_sets"]] == ["rule"] * 3 + ["judge"] * 9
 
     @pytest.mark.parametrize(
         ("words", "said"),

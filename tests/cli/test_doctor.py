@@ -102,13 +102,15 @@ def test_a_file_that_is_no_store_and_an_old_or_readonly_one_are_told_apart(
     migrate_store("old.db")
     import sqlite3
 
-    with closing(sqlite3.connect("old.db")) as connection, connection:
-        connection.execute("UPDATE meta SET value = '3' WHERE name = 'schema'")
-    connection.close()
-    assert found(cli("doctor", "--store", "old.db", "--json"))["store"][0] == "failed"
-    monkeypatch.setitem(schema.ADDED, schema.VERSION, ())
-    status, detail, remedy = found(cli("doctor", "--store", "old.db", "--json"))["store"]
-    assert (status, "schema 3" in detail, "fairtrial store migrate" in remedy) == ("warning", True, True)
+    def checked(version: int) -> tuple[str, str, str]:
+        with closing(sqlite3.connect("old.db")) as connection, connection:
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(version),))
+        return found(cli("doctor", "--store", "old.db", "--json"))["store"]
+
+    oldest = min(schema.ADDED) - 1
+    assert checked(oldest - 1)[0] == "failed"
+    status, detail, remedy = checked(oldest)
+    assert (status, f"schema {oldest}" in detail, "fairtrial store migrate" in remedy) == ("warning", True, True)
 
 
 @pytest.mark.parametrize(("free", "status"), [(5e8, "warning"), (5e7, "failed")])
@@ -232,6 +234,19 @@ def test_libraries_that_are_missing_or_too_old_are_reported(cli: Cli, monkeypatc
     assert (done.code, status, remedy) == (1, "failed", "pip install --upgrade fairtrial")
     assert "not installed: cloudpickle; too old: anyio 4.6.9 (needs 4.7)" in detail
     assert "rapidfuzz" not in detail  # An extra that nobody asked for.
+
+
+@pytest.mark.parametrize(("python", "status"), [((3, 13, 9), "failed"), ((3, 14, 0), "ok"), ((3, 15, 2), "ok")])
+def test_a_library_that_this_python_does_not_need_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, python: Any, status: str
+) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", lambda name: ["backports-zstd>=1.0; python_version < '3.14'"])
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(sys, "version_info", python)
+    assert checks._libraries().status == status
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,7 @@ class TestConfig:
         price = dict.fromkeys(prices) | {"input": 1, "output": 2.5, "tiers": {}}
         assert found == {
             "store": ("here.db", "pyproject.toml [tool.fairtrial]"),
+            "transcripts": (None, "default"),
             "suites": (["evals/a.py", "pkg.mod"], "pyproject.toml [tool.fairtrial]"),
             "mailbox": ("redis://:[redacted]@queue:6379", "$FAIRTRIAL_MAILBOX"),
             "concurrency": (7, "$FAIRTRIAL_CONCURRENCY"),

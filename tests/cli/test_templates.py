@@ -23,7 +23,10 @@ TEMPLATES: dict[str, tuple[dict[str, int], tuple[float, float]]] = {
     "benchmark": ({"scored": 120}, (0.65, 0.942)),
     "judge": ({"scored": 24}, (0.0, 1.0)),
     "pairwise": ({"scored": 24}, (0.583, 1.0)),
+    "mcp": ({"scored": 60}, (0.2, 0.95)),
 }
+# Each run of this one starts two servers, which import the SDK.
+RUN = [pytest.param(name, marks=[pytest.mark.long] if name == "mcp" else []) for name in TEMPLATES]
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.proves("R158")
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", RUN)
 def test_a_template_runs_and_is_reported(template: str, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cli("init", "project", "--template", template)
     assert made.code == 0, made.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairtrial.base.codec import canonical
 from fairtrial.data import Attachment, BlobFolder, Dataset, Sample
+from fairtrial.data.fingerprint import sample_content
 from fairtrial.errors import DataError, DatasetError
 from tests.records import changeable
 
@@ -168,6 +171,16 @@ def test_datasets_are_equal_when_name_version_content_and_order_are() -> None:
     assert numbers(3) != 3
 
 
+@pytest.mark.parametrize("given", ["", 'a "q" \0 é', "\ud800", 5, -(1 << 70), True, None, 1.0, {"b": 1, "a": 2}])
+@pytest.mark.parametrize("metadata", [{}, {"level": 1}])
+def test_a_fingerprint_is_that_of_the_canonical_form(given: Any, metadata: dict[str, Any]) -> None:
+    for expected in ("x", 7, given):
+        sample = Sample("é\0", given, expected, metadata)
+        content = canonical([sample.id, *sample_content(sample)])
+        total = int.from_bytes(hashlib.sha256(content).digest())
+        assert Dataset([sample]).fingerprint == hashlib.sha256(b"1:%x" % total).hexdigest()[:32]
+
+
 @pytest.mark.proves("R4")
 @given(sample_lists, st.randoms())
 def test_equal_content_has_an_equal_fingerprint_whatever_its_order(given_samples: list[Any], order: Any) -> None:
@@ -210,6 +223,9 @@ def test_a_sample_that_cannot_be_fingerprinted_is_named() -> None:
     loop.append(loop)
     with pytest.raises(DatasetError, match="sample 'a': it cannot be stored: nested too deeply"):
         Dataset([Sample("a", loop)]).fingerprint
+    for sample, part in ((Sample("a", 10**9_999, "x"), "input"), (Sample("a", 1, 10**9_999), "expected")):
+        with pytest.raises(DatasetError, match=f"sample 'a': {part} cannot be stored: an integer of more than"):
+            _ = Dataset([sample]).fingerprint
 
 
 class TestAttachments:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairtrial.base.codec import decode
+from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.frozen import freeze
 from fairtrial.data.session import PromptExecuted, Session, TokenUsage, ToolInvoked, restore_session
+from fairtrial.data.session.session import snapshot_bytes
+from fairtrial.data.session.views import Envelope
 from fairtrial.errors import SessionError
 from fairtrial.scoring import Score, token_usage_under
 
@@ -107,3 +112,38 @@ def test_what_is_no_snapshot_is_refused_in_one_sentence(data: bytes, words: str)
     data = data.replace(b"%s", b"00000000-0000-0000-0000-000000000001")
     with pytest.raises(SessionError, match=words):
         restore_session(data)
+
+
+_MESSAGE = {"role": "user", "content": 'a "quote", \\, \x1f, é and 😀', "tool_calls": [], "name": ""}
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        Envelope(0, 1.5e-05, "task", 1, None, None, "fairtrial:ChatMessage", _MESSAGE),
+        Envelope(1, 1e22, "judge", 2, "ab", "cd", 'odd "kind"', freeze(_MESSAGE)),
+        Envelope(2, 3, 'user\0 "x"', 1, None, "e", "k", _MESSAGE | {"tool_calls": [{"name": "f", "arguments": {}}]}),
+        Envelope(3, 0.1, "task", 1, None, None, "k", _MESSAGE | {"role": 1}),
+        Envelope(4, 0.1, "task", 1, None, None, "k", _MESSAGE | {"content": ["a", 1.0, None]}),
+        Envelope(5, 0.1, "task", 1, None, None, "k", _MESSAGE | {"tool_calls": ""}),
+        Envelope(6, 0.1, "task", 1, None, None, "k", dict(reversed(_MESSAGE.items()))),
+        Envelope(7, 0.1, "task", 1, None, None, "k", ["role", "content", "tool_calls", "name"]),
+        Envelope(8, 0.1, "task", 1, None, None, "k", None),
+    ],
+)
+def test_a_snapshot_has_the_bytes_that_json_writes_for_its_tree(envelope: Envelope) -> None:
+    tags = {'na"me\0': "värde", "": ""}
+    tree = {
+        "version": 1,
+        "session_id": "ab" * 16,
+        "tags": {escape_text(name): escape_text(value) for name, value in tags.items()},
+        "events": [[*envelope[:2], escape_text(envelope.actor), *envelope[3:]]] * 2,
+    }
+    written = json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode()
+    assert snapshot_bytes("ab" * 16, tags, (envelope, envelope)) == written
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf])
+def test_a_time_that_is_no_number_is_refused(time: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        snapshot_bytes("ab" * 16, {}, (Envelope(0, time, "task", 1, None, None, "k", None),))

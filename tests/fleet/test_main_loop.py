@@ -33,7 +33,10 @@ from fairtrial.fleet import (
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
 from fairtrial.scoring import all_of, evaluator, exact_match, token_usage_under, tool_called
+from fairtrial.store.redact import REDACTED
 from tests.fleet.build import QUICK, Flaky, answers, boxes, emptied, request, sent, serving, take, two_hops
+
+SECRET = "c0rrect-h0rse-battery-staple"
 
 
 async def asked(loop_input: Any, fn: Any, **settings: Any) -> MainLoopResult:
@@ -114,6 +117,42 @@ class TestMainLoop:
             raise TimeoutError("the task's own")
 
         assert "the task's own" in str((await asked("x", own)).error)
+
+    @pytest.mark.proves("R133")
+    async def test_an_error_has_no_secret_and_an_output_comes_as_the_task_returned_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SHOP_API_KEY", SECRET)
+
+        async def leak(input: str) -> str:
+            if input == "raise":
+                raise ValueError(f"401: {SECRET} is not accepted")
+            return f"the key is {SECRET}"
+
+        # An evaluator that looks for leaks must find this one; the result of the trial is redacted when it is sent.
+        told, raised = await answers(leak, MainLoopRequest("tell", "a"), MainLoopRequest("raise", "b"))
+        assert told.output == f"the key is {SECRET}"
+        assert (raised.output, raised.error) == (None, f"ValueError: 401: {REDACTED} is not accepted")
+
+    @pytest.mark.proves("R133")
+    async def test_a_dead_letter_does_not_tell_the_secrets_of_its_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SHOP_API_KEY", SECRET)
+
+        class Broken(InMemorySessionStore):
+            async def save(self, session_id: str, session: Session | bytes) -> None:
+                raise ValueError(f"denied for {SECRET}")
+
+        async def look(input: str, ctx: TrialContext) -> str:
+            ctx.session.record(ToolInvoked("look"))
+            return input
+
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        await requests.send(MainLoopRequest("x", "a"))
+        await MainLoop(look, requests=requests, sessions=Broken(), config=MainLoopConfig(dlq=QUICK)).run(
+            until_empty=True
+        )
+        (letter,) = await requests.dead_letters.page()
+        assert letter.reason == f"denied for {REDACTED}"
 
     async def test_an_output_that_cannot_be_sent_is_an_error(self) -> None:
         async def odd(input: Any) -> Any:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 from fairtrial import ToolInvoked, TrialContext, evaluator, exact_match
+from fairtrial.base.codec import dumps
 from fairtrial.base.isolation import IsolatedRunner
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
 from fairtrial.fleet.worker.execution import SuspectPool, emit_answers
@@ -82,6 +83,26 @@ async def test_only_trials_that_crash_their_process_are_dead_lettered(
         assert guilty.body(EvalRequest).ordinal == POISON
         assert "exit code 7" in guilty.reason
         assert ended == {7: 1, 0: 2}  # Suspected at its second delivery, it ends no second worker.
+
+
+async def test_a_worker_sends_no_secret_that_only_it_knows(redis_url: str) -> None:
+    async with (
+        RedisConnection(redis_url) as connection,
+        RedisMailbox("poison.requests", EvalRequest, connection, sweep_seconds=None) as requests,
+        RedisMailbox("poison.results", object, connection, sweep_seconds=None) as results,
+    ):
+        for number, input in enumerate(("tell", "tell by an error")):
+            await requests.send(request(number, input))
+        await anyio.to_thread.run_sync(keep_running, redis_url, "sent", 2, 60)
+        bodies = [dumps(message.body).encode() for message in await results.receive(10, wait_time_seconds=0)]
+    assert len(bodies) == 2
+    assert not [body for body in bodies if b"known-to-a-worker" in body]
+    told, failed = sorted((EvalReply.from_wire(body).result for body in bodies), key=lambda result: result.ordinal)
+    assert told.score is not None
+    assert (told.output, told.score.reason) == ("the password is [redacted]",) * 2
+    assert told.redacted_parts == ("output", "transcript", "reason")
+    assert "ValueError: the password [redacted] is wrong" in (failed.error or "")
+    assert failed.redacted_parts == ("transcript", "error")
 
 
 class Suspected(InMemoryMailbox[Any]):

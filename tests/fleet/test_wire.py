@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from fairtrial import EvalResult, Experiment, Metric, Sample, Score, Session, TokenUsage, TrialKey
 from fairtrial.errors import BodyError, CodecError, ConfigurationError
-from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, by_run
+from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, by_run, without_secrets
 from fairtrial.mailbox import InMemoryMailbox
+from fairtrial.store import redact
 
 KEY = TrialKey("run", "terse", "s1", 2)
 REQUEST: EvalRequest = EvalRequest(
@@ -234,6 +235,51 @@ BAD_MAIN: list[dict[str, Any]] = [{"timeout_seconds": "1"}, {"experiment": "a/b"
 
 
 PLAIN_REQUEST = EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", "in", "out"), 1, 2, suite="s", fingerprint="f")
+
+
+def test_bytes_with_a_secret_leave_as_a_text_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_registered", {})
+    redact.register_secret("first-secret-4711")
+    result = EvalResult(key=REQUEST.key, ordinal=0, outcome="scored", score=Score(1), output=b"a first-secret-4711 b")
+    reply = EvalReply.from_wire(without_secrets(EvalReply(result)).to_wire())
+    assert (reply.result.output, reply.result.redacted_parts) == ("[redacted]", ("output",))
+
+
+def test_a_reply_leaves_without_the_secrets_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_registered", {})
+    redact.register_secret("first-secret-4711")
+    redact.register_secret("other-secret-4711")
+    redact.register_secret("1234567890")
+    metrics = [
+        Metric("first-secret-4711", 1234567890, metadata={"why": "first-secret-4711"}, reason="other-secret-4711"),
+        Metric("other-secret-4711", 0.5),
+    ]
+    sent = without_secrets(
+        EvalReply(
+            EvalResult(
+                key=REQUEST.key,
+                ordinal=0,
+                outcome="scored",
+                score=Score(1, True, "first-secret-4711", metrics, name="judge"),
+                output={"text": "first-secret-4711"},
+                metadata={"note": "first-secret-4711"},
+                unknown_endings={"first-secret-4711": 1},
+            )
+        )
+    )
+    reply = EvalReply.from_wire(sent.to_wire())
+    assert b"secret-4711" not in reply.to_wire()
+    result, score = reply.result, reply.result.score
+    assert score is not None
+    assert (score.reason, score.name, score.metrics[0].value) == ("[redacted]", "judge", 1234567890)
+    assert [metric.name for metric in score.metrics] == ["[redacted]", "[redacted]#2"]
+    assert result.output == {"text": "[redacted]"}
+    assert dict(result.unknown_endings) == {"[redacted]": 1}
+    assert result.redacted_parts == ("output", "reason", "score", "metadata")
+    clean = EvalReply(EvalResult(key=REQUEST.key, ordinal=0, score=Score(1, True, "fine")))
+    assert without_secrets(clean) is clean
+
+
 PLAIN_REPLY = EvalReply(
     EvalResult(
         key=PLAIN_REQUEST.key,

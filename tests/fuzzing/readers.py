@@ -194,6 +194,19 @@ _dataset(
 _dataset(".jsonl", lambda: ['{"item": {"q": 1}, "sample": {"output_text": "x"}}\n'], mutate_json, format="openai")
 
 
+@reader("splits")
+def _splits(folder: Path) -> Iterator[Reader]:
+    path = folder / "data.splits.jsonl"
+    data: Dataset[str, Any] = Dataset([Sample(f"s{n}", f"question {n * 7919}", None, {"k": n % 3}) for n in range(8)])
+    data.split(by="k", file=path)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        repr(data.split(by="k", file=path))
+
+    yield Reader([path.read_bytes()], read, mutate_json, path.name)
+
+
 def _snapshot() -> bytes:
     session = Session(tags={"run": "r"})
     session.record(ChatMessage("user", "2 + 2?"))
@@ -417,7 +430,7 @@ def _viewer(folder: Path) -> Iterator[Reader]:
     inputs = [f"GET /@prefix@/{path} HTTP/1.1\r\n{head}\r\n" for path in PATHS]
     origin = f"{head}Origin: http://127.0.0.1:{port}\r\nContent-Type: application/x-www-form-urlencoded\r\n"
     inputs += [f"POST /@prefix@/{path} HTTP/1.1\r\n{origin}Content-Length: {len(FORM)}\r\n\r\n{FORM}"
-               for path in ("support@1/review", "support@1/picked", "logout2")]  # fmt: skip
+               for path in ("support@1/review", "support@1/picked", "support@1/comment", "logout2")]  # fmt: skip
 
     def read(data: bytes) -> None:
         if b"logout" in data:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,8 +19,10 @@ from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, MailboxDepth, PostgresConnection, ServerMailboxFactory
 from fairtrial.mailbox.postgres import PostgresMailbox
 from fairtrial.mailbox.postgres import statements as sql
+from fairtrial.mailbox.postgres.connection import Rows
 from fairtrial.mailbox.postgres.receive import Bigints, Byteas
 from fairtrial.mailbox.postgres.statements import MAX_BYTES, MAX_OPERATIONS
+from fairtrial.mailbox.protocol import Message
 from tests.mailbox.ageing import age_rows
 
 
@@ -293,6 +297,56 @@ async def test_an_expired_lease_cannot_be_used(mailbox_database: str) -> None:
                 await settle()
         assert list(await asyncio.to_thread(mailbox.renew, [message.receipt], 60.0)) == [False]  # type: ignore[list-item]
         assert (await mailbox.receive(1, 60, 0))[0].expiries == 1
+
+
+async def test_a_receive_after_one_that_took_everything_waits_without_a_look(
+    mailbox_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with PostgresMailbox("m", int, mailbox_database) as mailbox:
+        connection, claims, looks = mailbox.connection, 0, 0
+
+        async def counted(doing: str, statement: str, parameters: Mapping[str, Any]) -> Rows:
+            nonlocal claims, looks
+            claims += statement == sql.CLAIM
+            looks += statement == sql.NEXT_DUE
+            return await run(doing, statement, parameters)
+
+        run = connection.run
+        monkeypatch.setattr(connection, "run", counted)
+        channel = f"{sql.CHANNEL}{await mailbox.open()}"
+        assert await mailbox.receive(5, 60, 0.2) == []
+        async with asyncio.timeout(10):
+            while not connection.listener.listens(channel):
+                await mailbox.receive(5, 60, 0.02)
+        begun, number = claims, 8
+        taken: list[Message[int]] = []
+        for sent in range(number):
+            waiting = asyncio.create_task(mailbox.receive(5, 60, 20))
+            await asyncio.sleep(0.01)
+            await mailbox.send(sent)
+            taken += await waiting
+        assert [message.body for message in taken] == list(range(number))
+        # One for each notification; with a look before each wait they would be twice as many.
+        assert claims - begun <= number + 3
+
+        begun = claims
+        assert await mailbox.receive(5, 60, 0) == []
+        assert claims == begun + 1  # Without a wait, what is there is taken.
+        await taken[0].nack(0.3)  # It becomes due without a notification at that time.
+        (again,) = await mailbox.receive(5, 60, 20)
+        assert (again.id, again.delivery_count) == (taken[0].id, 2)
+
+        await mailbox.receive(5, 60, 0)
+        for message in (again, *taken[1:]):
+            await message.nack(1.0)
+        assert await mailbox.receive(5, 60, 0.1) == []
+        await asyncio.sleep(1.1)
+        begun, looks = claims, 0
+        for _ in range(number):
+            (message,) = await mailbox.receive(1, 60, 20)
+            assert message.delivery_count > 1
+        # Of many that became due at once, only the first one is waited for.
+        assert (looks, claims - begun) == (1, number)
 
 
 async def test_a_send_wakes_a_waiting_process_at_once(mailbox_database: str) -> None:

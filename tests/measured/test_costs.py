@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sqlite3
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from scipy.stats import binomtest
 
 from fairtrial import Dataset, Sample, ToolInvoked, contains, exact_match, tool_called
 from fairtrial.scoring import Case, resolve
+from fairtrial.store.schema import details, results, samples
 from fairtrial.testing import session_of
 from tests.figures import ROOT, Figure
 
 pytestmark = pytest.mark.measured
 
+MOST_PAIRS = 17
 LINES = 500_000  # Half a million lines in half of the memory that a million may take.
 
 MEMORY = """
@@ -117,19 +122,34 @@ def test_the_canonical_call_costs_at_most_five_bare_calls(name: str, figure: Fig
     figure(f"scoring with {name}: time, x a bare call", ours / base, at_most=5)
 
 
-def test_a_trivial_trial_costs_at_most_twice_a_loop_that_stores_the_same_facts(
-    monkeypatch: pytest.MonkeyPatch, figure: Figure
-) -> None:
+@pytest.fixture
+def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import overhead  # type: ignore[import-not-found]  # not a package
 
-    cases = [(f"s{number}", f"question {number}", f"answer {number}") for number in range(2_000)]
+    return overhead
+
+
+def test_the_loop_that_trials_are_compared_with_stores_the_same_columns(overhead: Any, tmp_path: Path) -> None:
+    overhead.reference([("s1", "question 1", "answer 1")], tmp_path)
+    with closing(sqlite3.connect(tmp_path / "reference.db")) as database:
+        for table in (samples, results, details):
+            stored = [name for _place, name, *_ in database.execute(f"PRAGMA table_info({table.name})")]
+            assert sorted(stored) == sorted(table.columns.keys())
+
+
+def test_a_trivial_trial_costs_at_most_twice_a_loop_that_stores_the_same_facts(overhead: Any, figure: Figure) -> None:
+    cases = [(f"s{number}", f"question {number}", f"answer {number}") for number in range(30_000)]
     for contestant in (overhead.reference, overhead.fairtrial):
         overhead.measure(contestant, cases[:200])
-    ratios = [
-        overhead.measure(overhead.fairtrial, cases) / overhead.measure(overhead.reference, cases) for _ in range(7)
-    ]
-    figure("a trivial trial: CPU time, x the reference loop", statistics.median(ratios), at_most=2)
+    # In turns: a busy neighbour slows down some pairs, on either side. More of them while they do not agree.
+    ratios: list[float] = []
+    limit, agree = 2, False
+    while len(ratios) < MOST_PAIRS and not agree:
+        ratios.append(overhead.measure(overhead.fairtrial, cases) / overhead.measure(overhead.reference, cases))
+        kept = sum(ratio <= limit for ratio in ratios)
+        agree = bool(binomtest(kept, len(ratios)).pvalue < 0.01)
+    figure("a trivial trial: CPU time, x the reference loop", statistics.median(ratios), at_most=limit)
 
 
 # Processor time: importing waits for nothing, and a busy neighbour does not count.

@@ -25,6 +25,9 @@ PROMPTS = {
     "bias": (1, "731c25c09ec432e6"),
     "summarization": (1, "442846a3f6d616bd"),
     "task_completion": (1, "f532a32215cd5106"),
+    "goal_reached": (1, "12beb487d7bab58c"),
+    "kept_role": (1, "5ef96d56da733821"),
+    "remembered": (1, "e6c099219674225a"),
 }
 CONTEXT = Sample("s", "When?", "In 1932.", {"context": ["Opened in 1932."]})
 

@@ -228,12 +228,15 @@ JUDGES: dict[str, Callable[[ScriptedAdapter], Any]] = {
     "context_precision": judges_package.context_precision,
     "context_recall": judges_package.context_recall,
     "faithfulness": judges_package.faithfulness,
+    "goal_reached": judges_package.goal_reached,
     "hallucination": judges_package.hallucination,
+    "kept_role": judges_package.kept_role,
     "label_judge": lambda model: label_judge(model, "Good?", labels=["yes", "no"], passing=["yes"]),
     "llm_judge": lambda model: llm_judge(model, "Good?"),
     "numeric_judge": lambda model: numeric_judge(model, "Good?"),
     "pairwise_judge": lambda model: pairwise_judge(model, "Better?"),
     "panel": lambda model: panel(llm_judge(model, "Good?"), llm_judge(model, "Short?")),
+    "remembered": judges_package.remembered,
     "rubric": lambda model: judges_package.rubric(model, {"Good.": 1}),
     "semantic_similarity": judges_package.semantic_similarity,
     "short_answer_judge": judges_package.short_answer_judge,
@@ -256,6 +259,7 @@ def test_every_evaluator_and_judge_is_tried_here() -> None:
         "check_judge",
         "check_judge_sync",
         "short_answer_summary",
+        "user_check",  # It reads what the user said, and there is none.
     }
 
 

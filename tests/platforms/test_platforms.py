@@ -24,6 +24,7 @@ from tests.cli.test_interrupt import SLOW
 
 ROOT = Path(__file__).parent.parent.parent
 HOOK = Path(__file__).parent / "without_posix"
+PATHS = os.pathsep.join((str(HOOK), str(ROOT / "src")))  # Of these tests, also in a copy.
 DEEP = "/".join(["a-folder-with-a-long-name-" + "x" * 40] * 4)  # More than 260 characters.
 SCRIPT = """
 import sys
@@ -37,6 +38,19 @@ def shout(text: str) -> str:
 
 shouting = task(isolate=True)(shout) if "isolate" in sys.argv else shout
 print(evaluate_sync(Dataset([Sample("s1", "\u4e2d\u00e9", "\u4e2d\u00c9")]), shouting, exact_match))
+"""
+COLUMNS = """
+import sys
+
+from fairtrial import open_store
+from fairtrial.reports.figures.column_file import forget, open_columns
+
+store = open_store(sys.argv[1])
+run = store.runs()[0]
+made = open_columns(store, run)
+forget()
+print(open_columns(store, run, build=False) is not None)
+store.close()
 """
 # What only these files may use: the rest of the source asks fairtrial.base.system, or uses what every system has.
 POSIX = re.compile(
@@ -58,7 +72,7 @@ GUARDED = {
 
 def environment(**more: str) -> dict[str, str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "FAIRTRIAL_", "PYTHON"))}
-    return known | {"PYTHONPATH": str(HOOK), "PYTHONIOENCODING": "cp1252", "PYTHONWARNDEFAULTENCODING": "1"} | more
+    return known | {"PYTHONPATH": PATHS, "PYTHONIOENCODING": "cp1252", "PYTHONWARNDEFAULTENCODING": "1"} | more
 
 
 def python(*words: str, folder: Path, code: int = 0, **more: str) -> str:
@@ -115,6 +129,12 @@ def test_the_tutorial_works_without_what_windows_lacks(project: Path) -> None:
     assert "wrote r.html" in command("export", "support", "--format", "html", "--output", "r.html", folder=project)
     assert "you can write to" in command("doctor", folder=project)
     assert max(len(str(path.relative_to(project))) for path in project.rglob("*")) < 100
+
+
+@pytest.mark.long
+def test_a_column_file_is_read_without_what_windows_lacks(project: Path) -> None:
+    (stored,) = project.rglob("*.db")
+    assert python("-c", COLUMNS, f"sqlite:///{stored}", folder=project).split() == ["True"]
 
 
 @pytest.mark.long

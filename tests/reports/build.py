@@ -35,10 +35,11 @@ def stored(
     names = [f"s{place}" for place in range(size)] if ids is None else list(ids)
     where = open_store("memory:") if store is None else store
     fields: dict[str, Any] = {"status": "finished", "evaluator": "grade"} | changes
+    suite = fields.pop("suite", "suite")
     run = where.create_run(
         RunRecord(
             run_id,
-            "suite",
+            suite,
             "data",
             "1",
             fingerprint,

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 
 from fairtrial import AnalysisPlan, Label, Metric, Sample, Score, TrialKey, calibrate, compare, gate, open_store, stats
+from fairtrial.data.splits import SplitOrigin
 from fairtrial.reports import EvalReport
 from fairtrial.reports.calibrate.document import judge_sentence
+from fairtrial.reports.compare.looks import TestLooks
 from fairtrial.reports.figures.labels import smallest
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED
 from fairtrial.reports.leaderboard.leaderboard import rank_columns
+from fairtrial.reports.plan.plan import PlanRequest, TrialCosts, plan_columns
+from fairtrial.reports.plan.test_split import TestSplit
 from fairtrial.stats import Preference, bradley_terry, heterogeneity, signflip_interval
-from fairtrial.store.notes import SKIP, ReviewNote, write_notes
+from fairtrial.store.notes import SKIP, BatchesNote, ReviewNote, UserNote, write_notes
 from fairtrial.trials import EvalResult, StopWhen
 from tests.reports.build import stored
 from tests.reports.sentence_cases import case, columns, draw, passes, shown, stopped
@@ -268,3 +272,42 @@ def functions_of_stats() -> Iterator[str]:
     yield from stats.mean_interval(rows, clusters=np.arange(50) % 12, bounds=(0.0, 1.0)).notes
     means = [stats.mean_interval(np.arange(size), bounds=None) for size in (9.0, 7.0)]
     yield str(stats.weighted_mean(means, [1.0, 1.0]).interval)
+
+
+@case
+def looks_at_a_test_split() -> Iterator[str]:
+    for numbers, spends, fresh, error in (
+        ((1,), False, None, ""), ((3,), True, None, ""), ((2, 3), False, None, "it is read-only"),
+        ((10,), False, None, ""), ((12,), True, 400, ""),
+    ):  # fmt: skip
+        yield from TestLooks("f" * 32, 80, numbers, 0.05, spends, fresh, error).sentences
+
+
+@case
+def what_a_test_split_can_show() -> Iterator[str]:
+    for spends, detectable in ((True, 0.3), (False, None)):
+        yield TestSplit(41, 2, spends).gain("passed", 0.05, 0.8, 2, detectable).sentence
+
+
+@case
+def runs_on_a_split_and_in_batches() -> Iterator[str]:
+    origin = SplitOrigin("test", "f" * 32, 41, "f" * 32, 41)
+    for number in (1, 8):
+        notes = write_notes(split=origin, batches=BatchesNote(9, number, 0.5, number, 0.125))
+        yield from shown(stored([1.0, 0.0], notes=notes))
+    for turns, batched in ((1, False), (3, False), (3, True)):
+        costs = TrialCosts(20, 100.0, 0.01, 900.0, 10, True, turns=turns, batched=batched)
+        yield from shown(plan_columns([], PlanRequest(difference=0.05), costs=costs))
+
+
+@case
+def broken_users() -> Iterator[str]:
+    # More on one side; many on both sides; few.
+    for numbers in ((0, 20), (20, 22), (2, 2)):
+        reports = []
+        for place, broken in enumerate(numbers):
+            trials = [["user_error" if n < broken else float(n % 2)] for n in range(60)]
+            notes = write_notes(users=[UserNote("baseline", "m", f"0d{place}")])
+            reports.append(stored(trials, run_id=f"r{place}", notes=notes))
+            yield from shown(reports[-1])
+        yield from shown(compare(*reports, other_users=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 import fairtrial
 
 SOURCE = Path(fairtrial.__file__).parent
-TOPICS = ("figures", "compare", "gate", "leaderboard", "plan", "calibrate")
+TOPICS = ("figures", "compare", "gate", "leaderboard", "plan", "calibrate", "watch")
 WORDED = ("remarks", "document")
 """The modules of `reports.report` that word statistical figures; the others only lay out what these say."""
 

@@ -464,7 +464,8 @@ class TestWords:
     def test_a_level_is_not_rounded_to_certainty(self) -> None:
         sides = two([1.0, 0.0] * 10, [0.0, 1.0] * 10)
         assert "(99.9% interval" in one(sides, alpha=0.001)["terse"]["passed"].sentence
-        assert formatting.level(0.995) == "99.5%"
+        levels = [0.995, 0.9999, 1 - 0.05 / 6, 0.05 / 6, 0.5]
+        assert [*map(formatting.level, levels)] == ["99.5%", "99.99%", "99.167%", "0.833%", "50%"]
 
     def test_a_verdict_that_is_reached_needs_no_more_samples(self) -> None:
         found = one(two([0.0] * 9 + [1.0] * 91, [1.0] * 98 + [0.0] * 2), metrics=["passed"])

@@ -104,7 +104,7 @@ def test_json_has_every_figure_and_null_where_there_is_none() -> None:
     (part,) = found["experiments"]
     assert part["trials"] == {
         "planned": 20, "finished": 20, "scored": 18, "passed": 18, "task_error": 2, "scorer_error": 0, "timeout": 0,
-        "dead_letter": 0, "not_run": 0,
+        "dead_letter": 0, "user_error": 0, "not_run": 0,
     }  # fmt: skip
     by_name = {estimate["name"]: estimate for estimate in part["estimates"]}
     assert list(by_name) == [

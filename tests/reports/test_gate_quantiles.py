@@ -10,12 +10,13 @@ import pytest
 from scipy import stats as scipy_stats
 
 from fairtrial import ConfigurationError, GateRules, gate
+from fairtrial.reports.compare.looks import spent_alpha
 from fairtrial.reports.compare.pairing import ComparisonSettings, pair
 from fairtrial.reports.figures.columns import Columns
 from fairtrial.reports.figures.metrics import FAILED, MISSING, SCORED, measured_metric, parse_quantile, quantile_name
 from fairtrial.reports.figures.rules import SliceRule
 from fairtrial.reports.gate.checks import Margin, evaluate_checks
-from fairtrial.reports.gate.gate import GateResult, gate_columns, spent_alpha
+from fairtrial.reports.gate.gate import GateResult, gate_columns
 from fairtrial.stats import exact_rate_interval
 from tests.reports.made import Made, made_report
 

@@ -27,6 +27,7 @@ from fairtrial.reports.plan.plan import PlanRequest, plan_columns
 from fairtrial.reports.plan.spread import HistorySide
 from fairtrial.reports.render.document import Remarks
 from fairtrial.stats import BradleyTerry, Preference, bradley_terry
+from tests.reports import sentence_cases_watch  # noqa: F401 - registers its cases
 from tests.reports.sentence_cases import CASES, columns, compared, draw, gated, history, long_tail, passes, shown
 from tests.reports.sentence_cases_more import JUDGED, judged, people
 from tests.reports.sentence_templates import pattern, templates

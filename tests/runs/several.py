@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, Score, TrialContext, exact_match
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, Score, ToolInvoked, TrialContext, exact_match, task
 from fairtrial.models.limiter import Budget, FixedLimiter
 from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial.store.redact import register_secret
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ def note(folder: str, name: str) -> None:
         file.write(f"{os.getpid()}\n".encode())
 
 
+async def meet(folder: str, processes: int) -> None:
+    """Wait until so many processes have a trial, because the first to start may end all trials alone."""
+    if processes > 1:
+        note(folder, f"process {os.getpid()}")
+        async with asyncio.timeout(60):
+            while sum(name.startswith("process") for name in counted(folder)) < processes:  # noqa: ASYNC110 - of others
+                await asyncio.sleep(0.05)
+
+
 def same_number(output: Answer, expected: int) -> Score:
     return Score(float(type(output) is Answer), output.number == expected)
 
@@ -41,6 +51,7 @@ def same_number(output: Answer, expected: int) -> Score:
 async def answer(question: Question, ctx: TrialContext) -> Answer:
     assert isinstance(question, Question)
     note(ctx.experiment.params["folder"], f"{ctx.key.sample_id}-{ctx.key.repeat}")
+    await meet(ctx.experiment.params["folder"], ctx.experiment.params.get("together", 1))
     await asyncio.sleep(ctx.experiment.params.get("seconds", 0.01))
     if question.number == ctx.experiment.params.get("fails"):
         raise ValueError("this one fails")
@@ -85,6 +96,37 @@ async def ask_budgeted(question: Question, ctx: TrialContext) -> str:
     return (await budgeted.complete("well?", session=ctx.session)).text
 
 
+async def tell_secret(question: Question, ctx: TrialContext) -> str:
+    """Return a password that only this process knows, as one that a lifespan reads from a vault."""
+    secret = "-".join(("known", "in", ctx.experiment.name))
+    register_secret(secret)
+    logging.getLogger("application").warning("the password is %s", secret)
+    return f"the password is {secret}"
+
+
+@task(isolate=True)
+def tell_isolated(question: Question, ctx: TrialContext) -> str:
+    """Return, record or raise a password that only the child process knows, which registers it or sets a variable."""
+    secret = "-".join(("isolated", *(ctx.experiment.name,) * 2))
+    if question.number == 2:
+        os.environ["CHILD_PASSWORD"] = secret
+    else:
+        register_secret(secret)
+    ctx.session.record(ToolInvoked("login", {"password": secret}))
+    if question.number == 1:
+        raise ValueError(f"the password {secret} is wrong")
+    return f"the password is {secret}"
+
+
+@asynccontextmanager
+async def lifespan_that_fails() -> AsyncIterator[None]:
+    secret = "-".join(("lifespan", "of", "failures"))
+    register_secret(secret)
+    if secret:
+        raise ValueError(f"the password {secret} is wrong")
+    yield
+
+
 def fine(output: str) -> bool:
     return output == "fine"
 
@@ -100,9 +142,7 @@ async def counted_lifespan(folder: str) -> AsyncIterator[str]:
 
 async def shared_folder(question: Question, ctx: TrialContext) -> str:
     note(ctx.shared, f"trial {os.getpid()}")
-    async with asyncio.timeout(60):  # Until both processes have opened theirs.
-        while sum(name.startswith("trial") for name in counted(ctx.shared)) < 2:  # noqa: ASYNC110 - of other processes
-            await asyncio.sleep(0.05)
+    await meet(ctx.shared, 2)
     return "fine"
 
 

@@ -64,8 +64,10 @@ def test_results_whose_log_was_lost_with_the_process_are_executed_again(tmp_path
     path = tmp_path / "runs.db"
     process = os.fork()
     if process == 0:  # A process that ends without closing anything, as with a power cut.
-        the_suite(lambda: os._exit(9), at=40).run_sync(store=str(path))
-        os._exit(1)
+        try:
+            the_suite(lambda: os._exit(9), at=40).run_sync(store=str(path))
+        finally:  # Whatever happens, it does not go on as a second process of the tests.
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
     for name in ("runs.db-wal", "runs.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)

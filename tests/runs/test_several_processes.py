@@ -25,7 +25,8 @@ from fairtrial.fleet.local import pool
 from fairtrial.integrations.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.models.limiter import named_spending
 from fairtrial.reports import EvalReport
-from fairtrial.store import RunStore, open_store
+from fairtrial.store import RunStore, open_store, redact
+from fairtrial.store.redact import current
 from tests.integrations.tracing.traced_app import App
 from tests.runs import several, several_traced
 from tests.runs.several import Answer, counted
@@ -61,7 +62,8 @@ def test_two_processes_give_the_results_of_one(tmp_path: Path, store: RunStore) 
     config = EvalConfig(repeats=2, max_concurrent=4)
     one = suite_of(tmp_path, config=config, fails=3).run_sync(store=store)
     before = children()
-    two = suite_of(tmp_path, config=EvalConfig(repeats=2, max_concurrent=4, processes=2), fails=3).run_sync(store=store)
+    in_two = EvalConfig(repeats=2, max_concurrent=4, processes=2)
+    two = suite_of(tmp_path, config=in_two, fails=3, together=2).run_sync(store=store)
     assert facts(two) == facts(one)
     assert one.run_id != two.run_id
     processes = {result.output.process for result in two.results if result.output is not None}
@@ -212,6 +214,42 @@ def test_log_records_of_processes_are_logged_by_the_run(tmp_path: Path, caplog: 
     records = [record for record in caplog.records if record.name == "application"]
     assert [record.getMessage() for record in records] == ["number 3 is odd"]
     assert vars(records[0])["trial"].endswith("s3#0")
+
+
+def test_secrets_that_only_a_process_knows_are_redacted(
+    tmp_path: Path, store: RunStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = suite_of(tmp_path, 3, task=several.tell_secret).run_sync(store=store)
+    assert {result.output for result in store.results(report.run_id)} == {"the password is [redacted]"}
+    logged = [record for record in caplog.records if record.name == "application"]
+    assert [current().text(record.getMessage()) for record in logged] == ["the password is [redacted]"] * 3
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_secrets_that_only_an_isolated_task_knows_are_redacted(
+    processes: int, tmp_path: Path, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redact, "_registered", {})
+    monkeypatch.setenv("INHERITED_KEY", "inherited-4711")
+    config = EvalConfig(processes=processes, max_retries=0)
+    report = suite_of(tmp_path, 6, config, several.tell_isolated).run_sync(store=store)
+    results = list(store.results(report.run_id))
+    assert [result.output for result in results if result.ordinal != 1] == ["the password is [redacted]"] * 5
+    assert "ValueError: the password [redacted] is wrong" in (results[1].error or "")
+    assert {result.redacted_parts for result in results} == {("output", "transcript"), ("transcript", "error")}
+    if processes == 1:
+        assert set(redact._registered) == {"isolated-baseline-baseline"}
+
+
+def test_a_secret_of_a_lifespan_that_does_not_open_is_redacted(
+    tmp_path: Path, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redact, "_registered", {})
+    lifespan = several.lifespan_that_fails
+    suite = EvalSuite("s", several.questions(4), several.shared_folder, several.fine, config=TWO, lifespan=lifespan)
+    with pytest.raises(Exception, match="the password lifespan-of-failures is wrong") as raised:
+        suite.run_sync(store=store)
+    assert "the password [redacted] is wrong" in current().text(str(raised.value))
 
 
 def test_outputs_are_scored_again_by_processes(tmp_path: Path, store: RunStore) -> None:

@@ -33,13 +33,13 @@ class Moody(MemoryStore):
     def __init__(self, before: Callable[[int], None]) -> None:
         super().__init__()
         self.before = before
-        self.batches: list[int] = []
+        self.sizes: list[int] = []
 
     def commit(
         self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}, **rest: Any
     ) -> Committed:
-        self.before(len(self.batches))
-        self.batches.append(len(results))
+        self.before(len(self.sizes))
+        self.sizes.append(len(results))
         return super().commit(run_id, results, samples, **rest)
 
 
@@ -78,7 +78,7 @@ async def test_after_a_full_batch_the_writer_waits_for_the_next_one() -> None:
             EvalResult(key=TrialKey("r", "baseline", sample.id), ordinal=place, score=Score(1.0)), place, sample
         )
     await writer.close()
-    assert (store.batches, writer.new, writer.duplicate) == ([3, 3, 3], 9, 0)
+    assert (store.sizes, writer.new, writer.duplicate) == ([3, 3, 3], 9, 0)
 
 
 async def test_patience_with_a_store_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ async def test_trials_wait_for_a_store_that_falls_behind_and_none_is_lost() -> N
     await writer.close()
     assert most <= 20
     assert (handed, writer.new, writer.duplicate) == (100, 100, 0)
-    assert max(store.batches) <= 10
+    assert max(store.sizes) <= 10
 
 
 async def test_a_result_the_store_refuses_is_said_and_the_others_are_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,7 +225,7 @@ async def test_batches_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch
         assert handed <= 8  # Two batches, and the results that were too many.
         release.set()
     await writer.close()
-    assert (handed, writer.new, max(store.batches)) == (40, 40, 2)
+    assert (handed, writer.new, max(store.sizes)) == (40, 40, 2)
 
 
 def test_an_item_larger_than_a_batch_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ NEEDED = {
     "answer_correctness": "expected",
     "hallucination": "context",
     "task_completion": "trajectory",
+    "goal_reached": "trajectory",
+    "kept_role": "trajectory",
+    "remembered": "trajectory",
 }
 KNOWN = {"id", "input", "output", "expected", "context", "trajectory", "label", "note", "kind", "language"}
 
@@ -35,7 +38,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 def test_every_golden_set_is_listed() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(GOLDEN_SETS)
-    assert len(GOLDEN_SETS) == 9
+    assert len(GOLDEN_SETS) == 12
 
 
 @pytest.mark.parametrize("name", GOLDEN_SETS)

@@ -71,6 +71,9 @@ METRICS = {
     "bias": "fair",
     "summarization": "good",
     "task_completion": "completed",
+    "goal_reached": "reached",
+    "kept_role": "kept",
+    "remembered": "remembered",
 }
 
 
@@ -258,7 +261,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.bwrap) if name == "runs_tests" els
 
 
 def test_every_built_in_evaluator_is_tried() -> None:
-    assert set(public_evaluators()) == {*MADE, *COMBINATIONS}
+    assert set(public_evaluators()) == {*MADE, *COMBINATIONS, "user_check"}  # It checks the user, not the output.
     assert set(documented()) == set(MADE)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import astuple
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
 from fairtrial import stats
+from fairtrial.stats.intervals import totals_error, with_one_farther
 
 modest = settings(deadline=None, max_examples=60, derandomize=True)
 few = settings(modest, max_examples=40)
@@ -121,6 +123,24 @@ def test_the_error_of_unequal_clusters_agrees_with_its_matrices(data: tuple[list
     assert isinstance(found, stats.ClusteredError)
     assert found.se == pytest.approx(variance**0.5, abs=1e-9)
     assert found.df == pytest.approx(np.trace(spread) ** 2 / np.trace(spread @ spread), rel=1e-9)
+
+
+@modest
+@given(st.lists(scores, min_size=2, max_size=40), st.integers(1, 5))
+def test_clusters_of_one_size_have_the_error_of_almost_one_size(totals: list[float], size: int) -> None:
+    """Equal sizes have formulas of their own; those of other sizes must come to the same."""
+    assume(max(totals) - min(totals) > 0.01)
+    equal = np.full(len(totals), float(size))
+    almost = equal * np.where(np.arange(len(totals)) == 0, 1 + 1e-9, 1)
+    mean = sum(totals) / (size * len(totals))
+    values = np.asarray(totals)
+    exact, close = (totals_error(values, sizes) for sizes in (equal, almost))
+    assert astuple(exact) == pytest.approx(astuple(close), rel=1e-6)
+    centre, error, farthest = with_one_farther(values, equal, mean)
+    more = np.append(values, mean * size + 2 * farthest)
+    assert astuple(error) == pytest.approx(astuple(totals_error(more, np.append(equal, size))), rel=1e-9)
+    assert centre == pytest.approx(more.sum() / (size * more.size), rel=1e-9)
+    assert abs(farthest) == max(abs(one - mean * size) for one in totals)
 
 
 @few

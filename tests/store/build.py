@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fairtrial import EvalResult, Metric, Outcome, Sample, Score, Session, TokenUsage, TrialKey
+from fairtrial import ChatMessage, EvalResult, Metric, Outcome, Sample, Score, Session, TokenUsage, TrialKey
 from fairtrial.store import RunRecord, RunStore
+
+
+def without_place(run: RunRecord) -> RunRecord:
+    """Return a run without the note of where its transcripts are."""
+    return replace(run, notes={name: note for name, note in run.notes.items() if name != "transcripts"})
 
 
 def run_record(run_id: str = "r1", *, size: int = 10, **changes: Any) -> RunRecord:
@@ -84,6 +90,13 @@ def rich_result(run: RunRecord, ordinal: int) -> EvalResult:
         unpriced_judge_calls=1,
         cut_off_calls=3,
     )
+
+
+def large_snapshot() -> bytes:
+    """A transcript that is worth a part of a segment; each is different."""
+    session = Session(tags={})
+    session.record(ChatMessage("assistant", os.urandom(400).hex()))
+    return session.snapshot()
 
 
 def full_run(store: RunStore, *, size: int = 6) -> Any:

@@ -9,12 +9,14 @@ from fairtrial.store import RunRecord, RunStore, open_store
 from tests.store.build import run_record
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty store, of each kind."""
+@pytest.fixture(params=["memory", "sqlite", "segments", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty store, of each kind: with segments, its transcripts are in a folder."""
+    if request.param == "segments":
+        monkeypatch.setenv("FAIRTRIAL_TRANSCRIPTS", str(tmp_path / "transcripts"))
     if request.param == "memory":
         return "memory:"
-    if request.param == "sqlite":
+    if request.param in ("sqlite", "segments"):
         return f"sqlite:///{tmp_path / 'runs.db'}"
     return str(request.getfixturevalue("pg_url"))
 

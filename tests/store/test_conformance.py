@@ -13,7 +13,7 @@ from fairtrial import Label, Outcome, Sample, Score, TokenUsage, TrialKey
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import RunRecord, RunStore
 from fairtrial.store.records import preview_text
-from tests.store.build import full_run, result, rich_result, run_record, sample, samples
+from tests.store.build import full_run, result, rich_result, run_record, sample, samples, without_place
 
 pytestmark = pytest.mark.proves("R100")
 
@@ -33,7 +33,7 @@ class TestRuns:
             suite="a \0 suite",
         )
         kept = store.create_run(run)
-        assert kept == replace(run, number=1)
+        assert without_place(kept) == replace(run, number=1)
         assert store.get_run("r1") == kept
 
     def test_runs_of_a_suite_are_numbered_from_one(self, store: RunStore) -> None:
@@ -81,7 +81,8 @@ class TestRuns:
         store.update_run("r1", notes={"c": 3})
         store.update_run("r1")
         run = store.get_run("r1")
-        assert (run.status, run.finished_at, run.notes) == ("interrupted", 5.0, {"a": 1, "b": 2, "c": 3})
+        assert (run.status, run.finished_at) == ("interrupted", 5.0)
+        assert without_place(run).notes == {"a": 1, "b": 2, "c": 3}
 
     def test_a_run_that_goes_on_has_no_end(self, store: RunStore) -> None:
         store.create_run(run_record())

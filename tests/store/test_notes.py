@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fairtrial.base.codec import dumps
+from fairtrial.data.splits import SplitOrigin
 from fairtrial.errors import StoreError
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import (
     AdaptiveNote,
     AdaptivePair,
     AdaptiveRate,
+    BatchesNote,
     CrashNote,
     FleetNote,
     GateNote,
@@ -24,6 +27,9 @@ from fairtrial.store.notes import (
     PlanNote,
     ReviewNote,
     RunNotes,
+    SamplingNote,
+    SearchNote,
+    UserNote,
     write_notes,
 )
 from fairtrial.store.protocol import RunRecord
@@ -49,6 +55,7 @@ STORED: dict[str, Any] = {
     "redacted": 2,
     "code_changed": True,
     "collected": True,
+    "kept": True,
     "command_line": ["evals.py", "--seed", "1"],
     "resume_words": ["run", "evals.py", "--seed", "1"],
     "sample_types": ["Problem", ""],
@@ -58,10 +65,23 @@ STORED: dict[str, Any] = {
     "reviews": [{
         "name": "helpful", "question": "Is it?", "guidelines": "**Be** strict.", "experiments": ["a", "b"],
         "scale": "ratings", "seed": "00ff", "size": 50, "votes": 2, "shows": ["expected", "m.kind"],
-        "created_at": 7.5, "created_by": "ann",
+        "created_at": 7.5, "created_by": "ann", "outcome": "scored",
     }],
     "judges": [{"name": "polite", "question": "Is it?", "include_input": False, "pairs": True}],
+    "transcripts": "s3://bucket/evals",
+    "transcripts_shared": True,
+    "transcripts_returning": True,
+    "split": {"name": "train", "fingerprint": "f0", "size": 30, "test": "f1", "test_size": 20},
+    "search": {"best": "0a1b2c3d", "ended": "the budget is used up"},
+    "users": [{"experiment": "a", "model": "m", "digest": "0d"}],
+    "sampling": {
+        "day": "2026-11-13", "sample": 0.01, "strata": ["error=true:0.5"], "max_cost_usd": 5.0, "rates": [[7.5, 0.5]],
+        "received": 900, "incomplete": 2, "too_large": 1, "unstorable": 3,
+    },
     "fleet": {"cursor": 20, "fingerprint": "f1"},
+    "batches": {
+        "requests": 9, "replies": 8, "cost_usd": 0.5, "unused": 1, "unused_cost_usd": 0.125, "open_batches": 2,
+    },
     "missing": {"count": 2, "first": ["a/s#0", "a/t#0"]},
     "crashes": [2, 7, 3, 1],
     "imported": {"model": "m", "format": "f", "source": "s", "content": "c", "imported_at": 1.5, "remarks": ["r"]},
@@ -80,6 +100,7 @@ STORED: dict[str, Any] = {
     },
 }  # fmt: skip
 """Every note as runs of all versions have it."""
+SAMPLING = SamplingNote("2026-11-13", 0.01, ("error=true:0.5",), 5.0, ((7.5, 0.5),), 900, 2, 1, 3)
 
 
 def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
@@ -92,6 +113,7 @@ def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
         redacted=2,
         code_changed=True,
         collected=True,
+        kept=True,
         command_line=("evals.py", "--seed", "1"),
         resume_words=("run", "evals.py", "--seed", "1"),
         sample_types=("Problem", ""),
@@ -99,7 +121,15 @@ def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
         plans=(PLAN,),
         reviews=(REVIEW,),
         judges=(JudgeNote("polite", "Is it?", False, True),),
+        transcripts="s3://bucket/evals",
+        transcripts_shared=True,
+        transcripts_returning=True,
+        split=SplitOrigin("train", "f0", 30, "f1", 20),
+        search=SearchNote("0a1b2c3d", "the budget is used up"),
+        users=(UserNote("a", "m", "0d"),),
+        sampling=SAMPLING,
         fleet=FleetNote(20, "f1"),
+        batches=BatchesNote(9, 8, 0.5, 1, 0.125, 2),
         missing=MissingNote(2, ("a/s#0", "a/t#0")),
         crashes=CrashNote(2, 7, 3, 1),
         imported=ImportNote("f", "s", "c", 1.5, ("r",), {"model": "m"}),
@@ -112,9 +142,20 @@ def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
 def test_every_stored_fact_is_read_as_its_record() -> None:
     notes = RunNotes(STORED)
     assert (notes.order, notes.stopped, notes.cost_cap_usd, notes.redacted) == ("0f", None, 2.5, 2)
-    assert (notes.code_changed, notes.collected, notes.had_owner) == (True, True, False)
+    assert notes.transcripts == "s3://bucket/evals"
+    assert notes.transcripts_returning
+    assert not RunNotes({}).transcripts_returning
+    assert notes.search == SearchNote("0a1b2c3d", "the budget is used up")
+    assert notes.batches == BatchesNote(9, 8, 0.5, 1, 0.125, 2)
+    assert (notes.code_changed, notes.collected, notes.kept, notes.had_owner) == (True, True, True, False)
     assert notes.command_line == ("evals.py", "--seed", "1")
     assert notes.sample_types == ("Problem", "")
+    assert notes.split == SplitOrigin("train", "f0", 30, "f1", 20)
+    assert notes.users == {"a": UserNote("a", "m", "0d")}
+    assert notes.sampling == SAMPLING
+    earlier = {name: value for name, value in STORED["sampling"].items() if name != "unstorable"}
+    assert RunNotes({"sampling": earlier}).sampling == replace(SAMPLING, unstorable=0)
+    assert RunNotes({"users": [{"experiment": "a"}, 7]}).users == {}
     assert notes.gates == (GateNote("a", "r2", "b", "c", "d", 9, {"passed": 0.02}),)
     earlier = {name: value for name, value in STORED["gates"][0].items() if name != "margins"}
     assert RunNotes({"gates": [earlier]}).gates == (GateNote("a", "r2", "b", "c", "d", 9),)
@@ -149,8 +190,8 @@ def test_a_run_without_notes_has_no_facts() -> None:
         None,
     )
     assert (notes.adaptive, notes.fleet, notes.missing, notes.imported) == (None,) * 4
-    flags = (notes.code_changed, notes.collected, notes.had_owner, notes.is_imported, notes.is_adaptive)
-    assert flags == (False,) * 5
+    flags = (notes.code_changed, notes.collected, notes.kept, notes.had_owner, notes.is_imported, notes.is_adaptive)
+    assert flags == (False,) * 6
 
 
 @pytest.mark.parametrize("stored", [None, "x", [1, "a", 2, 0], [1, 2, 3], [True, 1, 2, 0]])

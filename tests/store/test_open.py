@@ -21,12 +21,13 @@ from fairtrial import Dataset, EvalReport, EvalSuite, exact_match
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import RunStore, default_store, engine, open_store, schema
 from fairtrial.store import bulk as postgres_options
+from fairtrial.store.batches import batch_table
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.open import find_database, migrate_store
 from fairtrial.store.sql import SqlStore
 from tests.servers import PgBouncer, PostgresServer, free_port
-from tests.store.build import result, run_record, samples
+from tests.store.build import large_snapshot, result, run_record, samples
 
 type Opener = Callable[[str], RunStore]
 
@@ -254,9 +255,62 @@ class TestVersions:
             assert {column["name"] for column in found.get_columns(table.name)} == set(table.c.keys())
         store.close()
 
+    def test_a_store_of_the_first_release_gets_the_tables_of_batches(self, database: str) -> None:
+        store = open_store(database)
+        run = store.create_run(run_record(repeats=1))
+        store.close()
+        for table in ("batch_intents", "batch_requests", "received_spans"):
+            self.change(database, f"DROP TABLE {table}")
+        self.change(database, "UPDATE meta SET value = '4' WHERE name = 'schema'")
+        older = open_store(database)
+        assert older.get_run(run.run_id).run_id == run.run_id
+        older.close()
+        assert migrate_store(database) == (4, schema.VERSION)
+        store = open_store(database)
+        assert batch_table(store).intents(run.run_id) == []
+        store.close()
+
+    def test_a_store_of_the_first_release_gets_runs_with_segments(
+        self, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept: dict[str, list[bytes | None]] = {}
+        place = tmp_path / "transcripts"
+        for run_id in ("old", "new"):
+            if run_id == "new":
+                assert migrate_store(database) == (4, schema.VERSION)
+            store = open_store(database, transcripts=place if run_id == "new" else None)
+            run = store.create_run(run_record(run_id, repeats=1))
+            kept[run_id] = [large_snapshot() for _ in range(3)]
+            made = [result(run, at, snapshot=snapshot) for at, snapshot in enumerate(kept[run_id])]
+            store.commit(run_id, made, samples(range(3)))
+            store.close()
+            if run_id == "old":
+                for table in ("batch_intents", "batch_requests", "received_spans"):
+                    self.change(database, f"DROP TABLE {table}")
+                self.change(database, "UPDATE meta SET value = '4' WHERE name = 'schema'")
+                older = open_store(database, transcripts=place)
+                assert [older.snapshot("old", at) for at in range(3)] == kept["old"]
+                with pytest.raises(StoreVersionError, match="fairtrial store migrate"):
+                    older.create_run(run_record("early"))
+                older.close()
+        store = open_store(database)
+        assert isinstance(store, SqlStore)
+        for where in ({"old": None, "new": place.as_uri()}, {"old": place.as_uri(), "new": None}):
+            assert {run.run_id: run.noted.transcripts for run in store.runs()} == where
+            for run_id, snapshots in kept.items():
+                assert [store.snapshot(run_id, at) for at in range(3)] == snapshots
+                store.move_transcripts(run_id, None if where[run_id] else str(place))
+        store.close()
+        # The first release supports up to schema 4.
+        monkeypatch.setattr(schema, "VERSION", 4)
+        monkeypatch.setattr(schema, "ADDED", {})
+        for use in (open_store, migrate_store):
+            with pytest.raises(StoreVersionError, match="it has schema 6, this version supports up to 4"):
+                use(database)
+
     def test_a_store_from_before_the_first_release_is_refused(self, database: str) -> None:
         open_store(database).close()
-        self.change(database, f"UPDATE meta SET value = '{schema.VERSION - 1}' WHERE name = 'schema'")
+        self.change(database, f"UPDATE meta SET value = '{min(schema.ADDED) - 2}' WHERE name = 'schema'")
         for use in (open_store, migrate_store):
             with pytest.raises(StoreVersionError, match="before the first release"):
                 use(database)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sqlite3
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 from fairtrial import Sample, TokenUsage
 from fairtrial.errors import StoreError, StoreUnavailableError, UnknownRunError
 from fairtrial.store import RunStore, commit, open_store
+from fairtrial.store.batches import batch_table
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.rows import Entry
 from fairtrial.store.sql import SqlStore
@@ -226,3 +228,23 @@ def _execute(store: RunStore, *statements: str) -> None:
 
 def test_only_these_records_can_be_changed() -> None:
     assert changeable("store") == {"_StoredRun"}
+
+
+def test_a_store_that_nobody_refers_to_is_closed_at_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "runs.db")
+    left = weakref.ref(store)
+    gc.disable()
+    try:
+        del store
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def test_batches_of_an_older_store_need_an_upgrade(tmp_path: Path) -> None:
+    open_store(tmp_path / "runs.db").close()
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as connection, connection:
+        connection.execute("UPDATE meta SET value = '4' WHERE name = 'schema'")
+        connection.execute("DROP TABLE batch_intents")
+    with pytest.raises(StoreError, match=r"has schema 4 and can only be read.*fairtrial store migrate"):
+        batch_table(open_store(tmp_path / "runs.db")).intents("r1")

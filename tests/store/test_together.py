@@ -14,8 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fairtrial.errors import StoreUnavailableError
-from fairtrial.store import RunStore, open_store
+from fairtrial.errors import StoreError, StoreUnavailableError, UnknownRunError
+from fairtrial.store import Label, RunStore, open_store
+from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 from tests.servers import PostgresServer
 from tests.store.build import result, run_record, sample, samples
@@ -295,3 +296,29 @@ class TestServer:
         # Ordinal 5 was scored by the other; 4 had only failed, so ours took its place.
         assert counts == [(7, 1, (), ())]
         assert [found.execution for found in store.results("r1")] == [1, 2, 3, 4, 5, 77, 7, 8]
+
+    def test_a_label_of_a_run_that_is_deleted_meanwhile_leaves_nothing(self, pg_url: str, opened: Opener) -> None:
+        store = opened(pg_url)
+        store.create_run(run_record())
+        problems: list[StoreError] = []
+
+        def label() -> None:
+            try:
+                store.label(Label(TrialKey("r1", "baseline", "s0"), "~comment", {"id": "1", "text": "private"}, "ann"))
+            except StoreError as error:
+                problems.append(error)
+
+        with psycopg.connect(pg_url) as other:
+            other.execute("DELETE FROM labels")
+            other.execute("DELETE FROM runs")
+            thread = threading.Thread(target=label)
+            thread.start()
+            with psycopg.connect(pg_url, autocommit=True) as watcher:
+                for _ in range(2000):
+                    if watcher.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchall():
+                        break
+                    thread.join(0.01)
+            other.commit()
+            thread.join(60)
+            assert [type(problem) for problem in problems] == [UnknownRunError]
+            assert other.execute("SELECT * FROM labels").fetchall() == []

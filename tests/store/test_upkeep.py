@@ -71,7 +71,7 @@ def test_a_postgresql_store_uses_the_space_of_a_deleted_run_again(pg_url: str) -
 
 def test_a_full_vacuum_returns_the_space_that_a_run_had_in_postgresql(pg_url: str) -> None:
     store = sql(open_store(pg_url))
-    fill(store, "old")
+    fill(store, "old", trials=60)
     fill(store, "kept", trials=2)
     full = store.size()
     store.delete_run("old")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -80,6 +81,22 @@ async def test_a_worker_runs_the_suites_tasks_with_their_types_parameters_and_li
     assert (report["plain"].pass_rate, report["marked"].pass_rate) == (0.0, 1.0)
     assert report["plain"].results[0].output == "shared: why 0"
     assert loops[0].counters.finished == 60
+
+
+async def test_a_worker_collects_garbage_less_often() -> None:
+    seen: list[int] = []
+
+    def threshold(number: int) -> int:
+        seen.append(gc.get_threshold()[0])
+        return number
+
+    suite = EvalSuite("s", Dataset([Sample("s", 1, 1)]), threshold, exact_match, version="1")
+    broker, before = MemoryBroker(), gc.get_threshold()
+    requests, results = await broker.requests("s"), await broker.results("s", "r")
+    await requests.send(EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", 1, 1)), reply_to=results)
+    await run_worker(suite, broker, max_iterations=2, config=EvalLoopConfig(wait_seconds=0.1))
+    assert seen == [10_000]
+    assert gc.get_threshold() == before
 
 
 async def test_the_labels_of_a_run_reach_the_sessions_on_workers() -> None:

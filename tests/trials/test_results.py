@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from fairtrial.base.codec import to_json
 from fairtrial.data.session import ChatMessage, TokenUsage, Trajectory
 from fairtrial.fleet.message_fields import MAX_INT
 from fairtrial.reports import EvalReport, group_by
-from fairtrial.trials.result import failed_result, new_execution
+from fairtrial.trials.result import failed_result, new_execution, unchecked_result
 from tests.records import changeable
 
 
@@ -223,3 +223,18 @@ def test_a_subclass_of_results_has_the_fields_of_one() -> None:
     assert {name: getattr(found, name) for name in EvalResult.__slots__} == {
         name: getattr(plain, name) for name in EvalResult.__slots__
     }
+
+
+def test_a_result_of_values_in_their_order_is_that_of_values_by_name() -> None:
+    named = {
+        "key": TrialKey("r", "e", "s", 2), "ordinal": 3, "outcome": "scored", "score": Score(0.5), "output": "o",
+        "latency_ms": 4, "usage": TokenUsage(5, 6), "error": "e", "stage": "task", "attempt": 7, "execution": 8,
+        "started_at": 9.5, "metadata": {"a": 1}, "judge_cost_usd": 10.5, "cache_hits": 11, "unpriced_calls": 12,
+        "unpriced_judge_calls": 13, "cut_off_calls": 14, "refused_calls": 15, "unknown_endings": {"x": 16},
+        "redacted_parts": ("output",), "code": 17, "output_json": '"o"', "snapshot": b"s", "source": None,
+    }  # fmt: skip
+    made = unchecked_result(*named.values())
+    by_name: Any = EvalResult(**named)  # type: ignore[arg-type]
+    assert type(made) is type(by_name) is EvalResult
+    assert list(named) == [field.name for field in fields(EvalResult)]
+    assert {name: getattr(made, name) for name in named} == {name: getattr(by_name, name) for name in named} == named

@@ -14,7 +14,7 @@ import pytest
 
 from fairtrial import ChatMessage, Sample, Score, TokenUsage, ToolInvoked, TrialContext, TrialKey, current_trial, task
 from fairtrial.data.session import PromptExecuted, SessionView, restore_session
-from fairtrial.errors import FairtrialError, ModelRefusedError
+from fairtrial.errors import BrokenUserError, FairtrialError, ModelRefusedError
 from fairtrial.scoring import all_of, evaluator, exact_match, token_usage_under, tool_call_count, tool_not_called
 from fairtrial.testing import FakeClock
 from fairtrial.trials.run_trial import AttemptFailed, run_trial
@@ -373,7 +373,7 @@ def calls_itself(count: int) -> None:
     space[names[0]]("no number")
 
 
-@pytest.mark.parametrize(("count", "shown"), [(3, 3), (12, 4)])
+@pytest.mark.parametrize(("count", "shown"), [(2, 2), (12, 4)])
 @pytest.mark.parametrize("isolate", [False, True])
 async def test_the_traceback_of_an_error_ends_with_the_last_calls(count: int, shown: int, isolate: bool) -> None:
     @task(isolate=isolate)
@@ -463,6 +463,20 @@ async def test_a_refusal_is_an_error_or_an_output_that_is_scored(isolate: bool) 
     assert (error.outcome, error.stage, error.output) == ("task_error", "task", None)
     other = await trial(declines, given="another", refusals="score")
     assert (other.outcome, other.output) == ("task_error", None)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+async def test_a_broken_user_is_no_error_of_the_task_or_the_evaluator_that_finds_it(isolate: bool) -> None:
+    @task(isolate=isolate)
+    def talks(given: str) -> str:
+        raise BrokenUserError("it invents")
+
+    @evaluator(isolate=isolate)
+    def checks(output: str) -> float:
+        raise BrokenUserError("it invents")
+
+    found = await trial(talks), await trial(answer, checks)
+    assert [(result.outcome, result.stage) for result in found] == [("user_error", "task"), ("user_error", "score")]
 
 
 async def test_a_continued_trial_counts_its_attempts_on() -> None:

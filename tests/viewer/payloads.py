@@ -6,11 +6,26 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fairtrial import ChatMessage, EvalResult, Label, Metric, Sample, Score, Session, TokenUsage, ToolCall, TrialKey
+from fairtrial import (
+    Attachment,
+    ChatMessage,
+    EvalResult,
+    Label,
+    Metric,
+    Sample,
+    Score,
+    Session,
+    TokenUsage,
+    ToolCall,
+    TrialKey,
+)
+from fairtrial.data.pictures import PICTURES
 from fairtrial.data.session.events import PromptExecuted, ToolInvoked
 from fairtrial.store import RunRecord, RunStore, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
 from tests.viewer.conftest import record
+from tests.viewer.pictures import HTML, POLYGLOT, SVG, png
+from tests.viewer.searches import add_search
 
 AWAY = "http://127.0.0.1:9/"
 _BREAKOUTS = ("", '">', "'>", "</pre>", "</title>", "</textarea>", "</script>", "--><!-- ", "]]>", "</option></select>")
@@ -40,6 +55,11 @@ _OTHERS = (
     "\ud800<script>hit=1</script>", "<scr<script>ipt>hit=1</scr</script>ipt>", "<<script>hit=1//<</script>",
 )  # fmt: skip
 PAYLOADS = tuple(dict.fromkeys([f"{out}{element}" for out, element in product(_BREAKOUTS, _ELEMENTS)] + list(_OTHERS)))
+ATTACHED = (
+    POLYGLOT, SVG, HTML, b"\xff\xd8\xff<script>hit=1</script>", b"RIFF\0\0\0\0WEBPVP8X<script>hit=1</script>",
+    png(2, 2),
+)  # fmt: skip
+"""The bytes of attachments: with each payload as name and type, and as every kind of picture."""
 RUN = "payload-run"
 
 
@@ -48,11 +68,14 @@ def add_payloads(path: Path) -> RunStore:
     store = open_store(path)
     _add_trials(store)
     _add_runs(store)
+    add_search(store, PAYLOADS[6], PAYLOADS, [0] * len(PAYLOADS), parameter=PAYLOADS[7], error=PAYLOADS[8])
     return store
 
 
 def _add_trials(store: RunStore) -> None:
     size = len(PAYLOADS)
+    for content in ATTACHED:
+        store.put_blob(content)
     run = store.create_run(
         record(RUN, PAYLOADS[0], size, experiments=(PAYLOADS[1], PAYLOADS[2]), evaluator=PAYLOADS[3])
     )
@@ -73,6 +96,8 @@ def _add_trials(store: RunStore) -> None:
         store.label(Label(key, review.name, "wrong", "ann"))
         store.label(Label(key, f"~comment:{review.name}", text, text))
         store.label(Label(key, f"~picked:{review.name}", text, text))
+        for name in ("~comment", "~run-comment"):
+            store.label(Label(key, name, {"id": text, "text": text}, text))
         other = TrialKey(run.run_id, run.experiments[1], samples[at].id, 0)
         store.label(Label(other, f"~skip:{review.name}", text, text))
 
@@ -100,6 +125,9 @@ def _result(run: RunRecord, ordinal: int, sample: Sample[Any, Any]) -> EvalResul
     for one in texts:
         session.record(ChatMessage("assistant", one, (ToolCall(one, {one: one}, id=one),), one, reasoning=one))
         session.record(ChatMessage(one, one))
+        session.record(ChatMessage("user", (one, *(Attachment.of(at, media_type=one, name=one) for at in ATTACHED))))
+        pictures = [Attachment.of(at, media_type=kind, name=one) for at in ATTACHED for kind in PICTURES]
+        session.record(ToolInvoked(one, {one: one}, pictures, True, duration_ms=5.0))
         session.record(ToolInvoked(one, {one: one}, one, False, error=one, duration_ms=5.0))
         session.record(ToolInvoked(one, {one: one}, {one: one}, True, duration_ms=5.0))
         session.record(PromptExecuted(one, one, one, TokenUsage(1, 1), one, duration_ms=9.0), actor="judge")

@@ -14,6 +14,9 @@ from fairtrial import Label, TrialKey, open_store
 from fairtrial.store.notes import ReviewNote, write_notes
 from fairtrial.viewer.review import review_code
 from tests.viewer.conftest import Viewed, add_running_run, add_support_runs, open_session, start_server
+from tests.viewer.days import add_days
+from tests.viewer.pictures import add_picture_run
+from tests.viewer.searches import add_search
 
 pytestmark = pytest.mark.long
 REVIEW = ReviewNote("helpful", "Does it help?", "Be *strict*.", ("baseline",), "ratings", "07", 36, 2, ("m.kind",))
@@ -25,11 +28,15 @@ PAGES = {
     "trials": "support@2/trials?m.kind=refund",
     "trial": "support@2/t/baseline/q15",
     "trial in Markdown": "support@2/t/baseline/q15?form=markdown",
+    "trial with pictures": "pictures@1/t/baseline/q0",
     "error": "support@2/t/baseline/q09",
     "compare": "compare?a=support@2:baseline&b=support@2:careful",
     "pair": "compare/sample?a=support@2:baseline&b=support@2:careful&id=q03",
     "matrix": "matrix?c=support@2&c=support@1&show=differ",
     "history": "history?suite=support",
+    "history by day": "history?suite=daily",
+    "history with the alarm": "history?suite=daily&alarm=1&reference=800&span=30",
+    "search": "search?name=many",
     "running": "endless@1",
     "missing": "nothing@1",
     "review list": "review",
@@ -56,12 +63,23 @@ def reviewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     store = open_store(path)
     add_support_runs(store)
     add_running_run(store)
+    add_picture_run(store)
+    add_days(store)
+    add_search(
+        store, "many", [f"Answer in {at} words." for at in range(12)], [at // 2 for at in range(12)], error="dead"
+    )
     store.update_run("support-run-2", notes=write_notes(reviews=(REVIEW,)))
     for place in (1, 2, 3, 4, 5, 6):
         key = TrialKey("support-run-2", "baseline", f"q{place:02}")
         store.label(Label(key, "helpful", "good", "ann"))
         store.label(Label(key, "helpful", "good" if place % 2 else "poor", "ben"))
-        store.label(Label(key, "~comment:helpful", "hm", "ann"))
+        store.label(Label(key, "~comment:helpful", "m" * 400, "ann"))
+        for name in ("~comment", "~run-comment"):
+            store.label(
+                Label(
+                    key._replace(sample_id="q15"), name, {"id": f"{place:016}", "text": "hm " * 200 + "m" * 400}, "me"
+                )
+            )
     store.label(Label(TrialKey("support-run-2", "baseline", "q07"), "~skip:helpful", "cannot tell", "ann"))
     server, thread = start_server(path, user="me")
     yield Viewed(server, store, open_session(server))

@@ -24,6 +24,7 @@ PAGES = {
     "pair": "compare/sample?a=support@2:baseline&b=support@2:careful&id=q03",
     "matrix": "matrix?c=support@2&c=support@1&show=differ",
     "history": "history?suite=support",
+    "history by run": "history?suite=support&by=run&alarm=1",
     "running": "endless@1",
     "missing": "nothing@1",
 }
@@ -375,3 +376,25 @@ def test_a_wide_window_has_its_filters_unfolded(watched: Watched) -> None:
     page = watched.open("support@2/trials")
     assert page.get_by_label("search all texts").is_visible()
     assert page.get_by_text("Filter and search").is_hidden()
+
+
+def test_the_history_changes_with_what_is_chosen_and_leads_to_trials(watched: Watched) -> None:
+    page = watched.open("history?suite=support")
+    with page.expect_navigation():
+        page.get_by_label("one point for each").select_option("run")
+    page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
+    assert page.url.endswith("history?suite=support&experiment=baseline&by=run")
+    assert page.locator("tr.row").count() == 2
+    assert page.locator("section svg.ft-plot").count() == 2
+    with page.expect_navigation():
+        page.get_by_label("experiment").select_option("careful")
+    page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
+    assert "Pass rate of careful" in page.locator("h2").first.inner_text()
+    page.keyboard.press("j")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert page.url.endswith("/support@2")
+    page.go_back()
+    page.get_by_role("link", name="failed").first.click()
+    page.wait_for_url("**/support@2/trials?e=careful&outcome=failed")
+    assert watched.problems == []

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from fairtrial import ChatMessage, EvalReport, EvalResult, Sample, Score, TokenUsage, TrialKey, compare, open_store
+from fairtrial.models import ScriptedAdapter, conversation_task, simulated_user
 from fairtrial.viewer.access import HEADERS
 from fairtrial.viewer.app import routes
 from fairtrial.viewer.pages.context import Viewer
 from fairtrial.viewer.working import Workbench
+from tests.models.test_user_check import END, agent, solved, suite_of
 from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, record, segment, start_server, trial
 
 RUN = "support@2"
@@ -65,9 +67,9 @@ def test_every_route_is_behind_the_guard(viewed: Viewed) -> None:
             answer = viewed.get(filled, method=method, Cookie=reviewer, **headers)
             if answer.text != "this session is for reviews only\n":
                 open_to_reviewers.append((method, filled))
-    assert len(paths) == len(set(paths)) == 28
+    assert len(paths) == len(set(paths)) == 30
     assert open_to_reviewers == [
-        ("GET", "review"), ("GET", "review/x"), ("GET", "review/x/blob/x"), ("GET", "static/x/x"), ("POST", "review/x"),
+        ("GET", "static/x/x"), ("GET", "review"), ("GET", "review/x"), ("GET", "review/x/blob/x"), ("POST", "review/x"),
     ]  # fmt: skip
 
 
@@ -402,7 +404,8 @@ def test_a_sample_is_shown_side_by_side(viewed: Viewed) -> None:
 def test_the_history_of_a_suite_has_every_finished_run(viewed: Viewed) -> None:
     text = viewed.get("history?suite=support").text
     assert "support@1" in text
-    assert text.count("<svg") == 2
+    assert "support@2" in text
+    assert text.count('<svg class="ft-plot"') == 2
     assert viewed.get("history?suite=nothing").status == 404
 
 
@@ -481,6 +484,7 @@ def test_hostile_texts_are_text_on_every_page(viewed: Viewed) -> None:
         f"{name}/trials",
         "",
         "history?suite=%3Cimg%20src%3Dx%20onerror%3Dhit%3D1%3E",
+        "history?suite=%3Cimg%20src%3Dx%20onerror%3Dhit%3D1%3E&by=run&alarm=1&since=%3Cbase&end=%3Cscript%3E",
     ]
     for place, text in enumerate(HOSTILE):
         for form in ("text", "markdown", "raw"):
@@ -591,6 +595,39 @@ def test_a_conversation_that_was_not_recorded_is_said_to_be_missing(tmp_path: Pa
     seen = Viewed(server, store, open_session(server))
     hint = "did not record the conversation"
     assert [hint in seen.get(f"by-hand@1/t/baseline/q{at}").text for at in (0, 1)] == [True, False]
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    store.close()
+
+
+def test_runs_of_different_users_are_compared_if_asked_for_and_a_trial_shows_what_its_user_was_told(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path / "runs.db")
+    for name in ("user-1", "user-2"):
+        user = simulated_user(
+            ScriptedAdapter(lambda messages: "Hi" if len(messages) == 2 else [END], model=name),
+            knows=["paid 12", "Ann"],
+        )
+        suite_of(conversation_task(agent(), user), solved, samples=6).run_sync(store=store, resume="never")
+    server, thread = start_server(tmp_path / "runs.db")
+    seen = Viewed(server, store, open_session(server))
+    path = "compare?a=talk@1:baseline&b=talk@2:baseline"
+    refused = seen.get(path)
+    assert refused.status == 422
+    assert "run both with the same user" not in refused.text.partition("</h1>")[0]
+    assert "run both with the same user" in plain(refused.text)
+    asked = seen.get(f"{path}&other_users=1")
+    assert asked.status == 200
+    assert "talked to different users" in plain(asked.text)
+    links = [html.unescape(link) for link in re.findall(r'href="([^"]*compare\?[^"]*)"', asked.text)]
+    assert len(links) > 3
+    assert all("other_users=1" in link for link in links)
+    page = seen.get("talk@1/t/baseline/s0").text
+    assert "knows:\n- paid 12\n- Ann" in html.unescape(page)
+    assert "user tokens" in page
+    assert "cost_usd" not in page
     server.stop()
     thread.join(60)
     assert not thread.is_alive()

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from fairtrial.reports.render.pictures import attachments_of
 from fairtrial.viewer.review import review_code
 from tests.viewer.conftest import Viewed, open_session, segment, start_server
 from tests.viewer.payloads import PAYLOADS, RUN, add_payloads
 from tests.viewer.test_browser import Watched
 
 pytestmark = [pytest.mark.long, pytest.mark.proves("R122", "R123")]
-FOREIGN = "main :is(iframe, img, base, style, script, object, embed, video, audio, link, template, math, noscript)"
+FOREIGN = (
+    "main :is(iframe, img:not(.picture img), base, style, script, object, embed, video, audio, link, template, math, "
+    "noscript)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +79,21 @@ def test_every_text_field_holds_every_payload_and_none_has_an_effect(attacked: V
         f"{name}/review", f"{name}/review/{segment(review.name)}", f"review/{code}?transcript=1",
         f"{name}/calibration?early=1", "review",
         f"compare?a={segment(segment(run.name))}%3A{first}&b={segment(segment(run.name))}%3A{second}",
-        f"matrix?c={segment(segment(run.name))}",
+        f"matrix?c={segment(segment(run.name))}", f"history?suite={quote(run.suite, safe='')}&by=run",
+        f"history?suite={quote(run.suite, safe='')}&alarm=1&by=code",
     ]  # fmt: skip
+    search = f"search?name={quote(PAYLOADS[6], safe='')}"
+    assert len(attacked.json(search)["candidates"]) == len(PAYLOADS)
+    pages += [search, f"{search}&from=100&against=baseline"]
     pages += [f"{name}/t/{second}/{sample}?form={form}&invisible=1&whole=1" for form in ("text", "markdown", "raw")]
+    assert watched.open(pages[-1].partition("?")[0]).locator(".picture img").count() > len(PAYLOADS)
+    [attacked_trial] = attacked.store.results(run.run_id, ordinals=[1])
+    for sha256 in {file.sha256 for file in attachments_of(attacked_trial)}:
+        answer = attacked.get(f"{name}/blob/{sha256}?o=1")
+        assert (answer.status, answer.headers["x-content-type-options"]) == (200, "nosniff")
+        assert answer.headers["content-type"] in ("image/png", "image/gif", "application/octet-stream")
     pages += [f"{name}/t/{first}/{sample}?lane={lane}" for lane in ("judge", "other")]
+    pages += [f"history?suite={quote(one.suite, safe='')}&by=run" for one in attacked.store.runs()[:12]]
     for path in pages:
         check(watched, path)
     following = watched.open(f"{name}/trials").locator("a[rel=next]")
@@ -97,6 +113,7 @@ def test_what_is_typed_into_forms_and_addresses_has_no_effect(attacked: Viewed, 
     run = attacked.store.get_run(RUN)
     name = segment(run.name)
     watched = Watched(attacked, browser)
+    history = f"history?suite={quote(run.suite, safe='')}"
     everything = "\n".join(PAYLOADS)
     for text in (everything, PAYLOADS[0], PAYLOADS[9], PAYLOADS[17]):
         page = watched.open(f"{name}/review")
@@ -115,6 +132,8 @@ def test_what_is_typed_into_forms_and_addresses_has_no_effect(attacked: Viewed, 
         for path in (
             f"{name}/trials?q={address}&e={address}&m.{address}={address}&sort={address}&score={address}",
             f"?suite={address}&status={address}",
+            f"{history}&experiment={address}&dataset={address}&by={address}&end={address}",
+            f"{history}&alarm=1&since={address}&reference={address}",
             f"{name}/trials?outcome={address}&after={address}",
         ):
             check(watched, path)

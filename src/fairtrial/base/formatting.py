@@ -103,8 +103,9 @@ def open_range(low: str | None, high: str | None) -> str:
 
 
 def level(value: float) -> str:
-    """A confidence level: "95%", "99.5%"."""
-    return f"{100 * value:g}%"
+    """A level of confidence or error, with three digits of the error: "95%", "99.5%", "99.167%", "0.833%"."""
+    error = float(f"{100 * min(value, 1 - value):.3g}")
+    return f"{error if value < 0.5 else 100 - error:g}%"
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

@@ -16,6 +16,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine
+from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
@@ -110,7 +111,17 @@ class TimeLimit:
     On asyncio a step costs nothing but two assignments until the code first waits. On trio it is a cancel scope.
     """
 
-    __slots__ = ("_active", "_cancels", "_on_begin", "_scope", "_shielded", "abandoned", "deadline", "expired")
+    __slots__ = (
+        "_active",
+        "_cancels",
+        "_on_begin",
+        "_on_end",
+        "_scope",
+        "_shielded",
+        "abandoned",
+        "deadline",
+        "expired",
+    )
 
     def __init__(self) -> None:
         self._active = False
@@ -119,6 +130,7 @@ class TimeLimit:
         self.deadline = math.inf  # On the clock `time.monotonic()`.
         self._scope: anyio.CancelScope | None = None
         self._on_begin: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self.expired = False
         self.abandoned = False  # Cancelled from outside, or orphaned: nothing further is to be started.
 
@@ -186,29 +198,89 @@ async def supervise(limit: TimeLimit, work: Coroutine[Any, Any, None], *, grace_
     import asyncio
 
     # Eager: a task that never waits costs no turn of the event loop.
-    task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    task = asyncio.Task(_announce_end(limit, work), loop=asyncio.get_running_loop(), eager_start=True)
     if task.done():
         task.result()
         return True
     return await _Supervisor(limit, task, grace_seconds).wait()
 
 
+async def _announce_end(limit: TimeLimit, work: Coroutine[Any, Any, None]) -> None:
+    """Await the work and wake its supervisor in the same turn of the event loop: a callback would take another one."""
+    try:
+        await work
+    finally:
+        if limit._on_end is not None:
+            limit._on_end()
+
+
+class _Deadlines:
+    """The deadlines of one event loop: wakes the supervisors when they are due, with one timer for all of them.
+
+    The limits of most trials are equal and never reached, so the timer is set once and not for every trial.
+    """
+
+    __slots__ = ("_due", "_loop", "_next", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: dict[_Supervisor, float] = {}  # On the clock `time.monotonic()`.
+        self._next = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Deadlines:
+        """Return those of the event loop that runs in this thread."""
+        deadlines: _Deadlines | None = getattr(_local, "deadlines", None)
+        if deadlines is None or deadlines._loop is not loop:
+            deadlines = _local.deadlines = cls(loop)
+        return deadlines
+
+    def wake_at(self, due: float, supervisor: _Supervisor) -> None:
+        """Wake a supervisor once; a later call replaces an earlier one."""
+        self._due[supervisor] = due
+        if due < self._next:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._next = due
+            self._timer = self._loop.call_later(min(max(due - monotonic(), 0.0), 86400.0), self._wake)
+
+    def forget(self, supervisor: _Supervisor) -> None:
+        """Do not wake it any more."""
+        self._due.pop(supervisor, None)
+
+    def _wake(self) -> None:
+        now, self._next, self._timer = monotonic(), math.inf, None
+        try:
+            for supervisor in [supervisor for supervisor, due in self._due.items() if due <= now]:
+                self.forget(supervisor)
+                supervisor.look()  # May raise: what a task waits for may be the user's, and is cancelled there.
+        finally:
+            if self._due:
+                supervisor, due = min(self._due.items(), key=itemgetter(1))
+                self.wake_at(due, supervisor)
+
+
+_local = threading.local()
+
+
 class _Supervisor:
     """Enforces the limits of a task that waits for something."""
+
+    __slots__ = ("_deadlines", "_ended", "_half", "_limit", "_task")
 
     def __init__(self, limit: TimeLimit, task: asyncio.Task[None], grace_seconds: float) -> None:
         self._limit = limit
         self._task = task
         self._half = grace_seconds / 2
-        self._loop = task.get_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
+        loop = task.get_loop()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._deadlines = _Deadlines.of(loop)
 
     async def wait(self) -> bool:
         task, limit = self._task, self._limit
-        task.add_done_callback(self._wake)
-        limit._on_begin = self._look
-        self._look()
+        limit._on_begin, limit._on_end = self.look, self._wake
+        self.look()
         try:
             await self._ended
             if task.done():
@@ -220,9 +292,8 @@ class _Supervisor:
                     await self._abandon()
             raise
         finally:
-            limit._on_begin = None
-            if self._timer is not None:
-                self._timer.cancel()
+            limit._on_begin = limit._on_end = None
+            self._deadlines.forget(self)
             if not task.done():
                 limit.abandoned = True
                 _log.error(
@@ -234,21 +305,18 @@ class _Supervisor:
             elif not task.cancelled():
                 task.exception()  # Seen: it is not to be logged as one that nobody retrieved.
 
-    def _wake(self, _: object = None) -> None:
+    def _wake(self) -> None:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Enforce the limit if it is reached, and look again when there will be something to do."""
-        if self._timer is not None:
-            self._timer.cancel()
-        limit = self._limit
-        left = limit.deadline - monotonic()
-        if left > 0:
-            self._timer = self._loop.call_later(min(left, 86400.0), self._look)
+        limit, now = self._limit, monotonic()
+        if limit.deadline > now:
+            self._deadlines.wake_at(limit.deadline, self)
         elif limit._cancels < 2:
             self._cancel()
-            self._timer = self._loop.call_later(self._half, self._look)
+            self._deadlines.wake_at(now + self._half, self)
         else:
             self._wake()
 

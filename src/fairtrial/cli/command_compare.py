@@ -61,6 +61,7 @@ def compare(
     labels_by_verdict: options.ByVerdict = False,
     labels_drawn: options.LabelsDrawn = False,
     label_name: Annotated[str | None, options.LABEL_NAME] = None,
+    other_users: options.OtherUsers = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also show tests, trial counts, and the comparison without errors.")
     ] = False,
@@ -117,6 +118,7 @@ def compare(
         label_name=label_name,
         labels_by_verdict=labels_by_verdict,
         labels_drawn=labels_drawn,
+        other_users=other_users,
     )
     if methods:
         text = latex_text(comparison.methods()) if format == "latex" else comparison.methods()

@@ -56,6 +56,7 @@ _OTHER_VARIABLES = (
     "FAIRTRIAL_CACHE_DIR", "FAIRTRIAL_CLAIM_CHECK", "FAIRTRIAL_DEBUG", "FAIRTRIAL_FILE_LIMITS", "FAIRTRIAL_VIEW_TOKEN",
 )  # fmt: skip
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)(?:; *extra == ['\"]([\w-]+)['\"])?")
+_NOT_FROM = re.compile(r"python_version < ['\"](\d+)\.(\d+)['\"]")  # Newer ones do not need it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ def _libraries() -> Check:
     """Compare installed libraries with the versions that Fairtrial requires; extras only if installed."""
     missing, old, checked = [], [], 0
     for line in metadata.requires("fairtrial") or ():
-        match = _REQUIREMENT.match(line)
-        if match is None:
+        match, end = _REQUIREMENT.match(line), _NOT_FROM.search(line)
+        if match is None or (end is not None and sys.version_info >= (int(end[1]), int(end[2]))):
             continue
         name, least, extra = match.groups()
         try:

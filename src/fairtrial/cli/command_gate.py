@@ -105,6 +105,7 @@ def gate(
     labels_by_verdict: options.ByVerdict = False,
     labels_drawn: options.LabelsDrawn = False,
     label_name: Annotated[str | None, options.LABEL_NAME] = None,
+    other_users: options.OtherUsers = False,
     notify: Annotated[
         str | None,
         typer.Option("--notify", metavar="URL", help="Post the decision to this webhook (Slack or any other)."),
@@ -137,6 +138,8 @@ def gate(
         named = options.find_baseline(opened, baseline, sides[0].source.run)
         sides.append(options.one_experiment(opened, named, baseline))
     chosen = _rules(rules, margin, floor, ceiling, bounds, planned_rules(sides[0].source))
+    if other_users:
+        chosen = replace(chosen, other_users=True)
     if chosen.empty:
         raise UserError(
             "the gate has no rules",

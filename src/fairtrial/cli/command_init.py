@@ -35,6 +35,7 @@ class Template(StrEnum):
     JUDGE = "judge"
     BENCHMARK = "benchmark"
     PAIRWISE = "pairwise"
+    MCP = "mcp"
 
 
 _FIRST_RUN = {
@@ -45,6 +46,7 @@ _FIRST_RUN = {
     Template.JUDGE: "24 complaints, 2 experiments",
     Template.BENCHMARK: "40 questions, 2 experiments, 3 repeats",
     Template.PAIRWISE: "24 texts, 2 experiments",
+    Template.MCP: "12 questions, 2 experiments, 5 repeats",
 }
 
 
@@ -56,7 +58,7 @@ def init(
             "--template",
             metavar="NAME",
             help="Start from an example: agent (tools), rag, classification, code, judge, benchmark (multiple choice), "
-            "pairwise (preferences).",
+            "pairwise (preferences), mcp (the tools of a server).",
             show_default=False,
         ),
     ] = None,

@@ -46,6 +46,7 @@ def leaderboard(
             "--smallest-difference", metavar="SHARE", help="The smallest difference in a rate that matters to you."
         ),
     ] = 0.05,
+    other_users: options.OtherUsers = False,
     seed: options.RandomSeed = 0,
     store: options.Store = None,
     json: options.Json = False,
@@ -81,6 +82,7 @@ def leaderboard(
         bounds=options.parse_ranges("--bounds", bounds or ()),
         smallest_difference_that_matters=smallest_difference,
         seed=seed,
+        other_users=other_users,
     )
     return options.show(board, json=json)
 

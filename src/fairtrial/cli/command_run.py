@@ -97,6 +97,13 @@ def run(
             "sqs://region/prefix; without URL, to the queue in FAIRTRIAL_MAILBOX or pyproject.toml.",
         ),
     ] = None,
+    batch: Annotated[
+        bool,
+        typer.Option(
+            "--batch", help="Send model calls in batches of OpenAI and Anthropic: half price, within a day per turn."
+        ),
+    ] = False,
+    transcripts: options.Transcripts = None,
     cache: options.Cache = None,
     resume: options.Resume = "auto",
     allow_changed_code: options.AllowChangedCode = False,
@@ -140,6 +147,7 @@ def run(
       fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
       fairtrial run evals.py --once nightly-7            for schedulers: only once
       fairtrial run evals.py --plan plan.toml            as planned beforehand
+      fairtrial run evals.py --batch                     at half price, in a day
       fairtrial run evals.py --mailbox                   by a fleet of workers
     """
     selection = Selection(
@@ -160,6 +168,8 @@ def run(
         selection,
         store=store,
         mailbox=mailbox,
+        batch=batch,
+        transcripts=transcripts,
         cache=cache,
         resume=resume,
         allow_changed_code=allow_changed_code,
@@ -183,6 +193,8 @@ def execute(
     *,
     store: str | None,
     mailbox: str | None = None,
+    batch: bool = False,
+    transcripts: str | None = None,
     cache: str | None,
     resume: str,
     allow_changed_code: bool,
@@ -210,25 +222,33 @@ def execute(
     )
     if mailbox is not None:  # A setting alone never sends a run to a fleet: that must be explicit.
         mailbox = options.mailbox_url(mailbox)
+        if batch:
+            raise UserError(
+                "--batch cannot be used with a fleet: its workers would wait for hours and lose their leases",
+                "omit --mailbox to run here, where 20,000 trials can wait at once",
+            )
         selection.check_for_fleet()
     tag_pairs = tuple(options.parse_pairs("--tag", tags, as_text=True))
     with (
         ExitStack() as viewing,
         stdout_for_json(json),
         _cached(cache or settings["cache"], settings),
+        _batched(batch),
         settings.prices(),
         _probed(settings["health-host"], health_port) as probes,
         _traced(trace, settings) as tracers,
     ):
         planned = [(selected(suite, selection), words) for suite, words in load(settings)]
         _receive(planned, settings, mailbox)
+        if batch:
+            _check_batches(planned)
         wanted = parse_resume(resume)
         if wanted.run_id is not None and len(planned) > 1:
             raise UserError("--resume RUN needs exactly one suite", "give one suite")
         if once is not None and (not once or wanted != AUTO):
             raise UserError("--once needs a key, and cannot be combined with --resume", "omit --resume")
         plans = _plans(plan, settings, [suite.name for suite, _ in planned])
-        opened = options.open_when_available(url)
+        opened = options.open_when_available(url, transcripts)
         viewer = viewing.enter_context(_viewer(url, json=json)) if view else None
         run_options = RunOptions(
             store=opened,
@@ -308,6 +328,39 @@ def _cached(policy: Any, settings: Settings) -> Iterator[None]:
     finally:
         share_cache(before)
         cache.close()
+
+
+@contextmanager
+def _batched(batch: bool) -> Iterator[None]:
+    """Let adapters without batches of their own send their calls in batches."""
+    if not batch:
+        yield
+        return
+    from fairtrial.models.batches.batching import Batching, share_batching
+
+    before = share_batching(Batching())
+    try:
+        yield
+    finally:
+        share_batching(before)
+
+
+def _check_batches(planned: Suites) -> None:
+    """Reject suites whose trials wait in other processes, which cannot share a batch."""
+    from fairtrial.trials.task import resolve_task
+
+    for suite, _ in planned:
+        if suite.config.processes > 1:
+            raise UserError(
+                f"--batch cannot be used with several processes (suite {suite.name!r} has {suite.config.processes})",
+                "add --processes 1: 20,000 trials can wait in one",
+            )
+        tasks = [suite.task, *(experiment.task for experiment in suite.experiments)]
+        if any(task is not None and resolve_task(task).isolate for task in tasks):
+            raise UserError(
+                f"--batch cannot be used with isolated tasks, which run in other processes (suite {suite.name!r})",
+                "make the task one that needs no isolation, or omit --batch",
+            )
 
 
 @contextmanager

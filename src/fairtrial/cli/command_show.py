@@ -52,7 +52,7 @@ def print_trial(console: Console, run: RunRecord, result: EvalResult) -> None:
         _part(console, "expected", value_text(sample.expected))
     if sample.metadata:
         _part(console, "metadata", ", ".join(f"{key}={value_text(value)}" for key, value in sample.metadata.items()))
-    if result.output is not None or result.outcome in ("scored", "scorer_error"):
+    if result.output is not None or result.outcome in ("scored", "scorer_error", "user_error"):
         _part(console, "output", value_text(result.output))
     if result.error:
         stage = f"\n(in stage {result.stage})" if result.stage else ""
@@ -118,7 +118,8 @@ def _timing(result: EvalResult) -> str:
     if result.usage.cost_usd is not None or result.unpriced_calls:
         parts.append(f"task cost {cost(result.usage.cost_usd, result.unpriced_calls)}")
     if result.judge_cost_usd is not None or result.unpriced_judge_calls:
-        parts.append(f"judge cost {cost(result.judge_cost_usd, result.unpriced_judge_calls)}")
+        whose = "judge and user cost" if "user" in result.own_metadata else "judge cost"
+        parts.append(f"{whose} {cost(result.judge_cost_usd, result.unpriced_judge_calls)}")
     if result.cache_hits:
         parts.append(f"{count(result.cache_hits, 'call')} from the response cache")
     if result.started_at:

@@ -123,8 +123,9 @@ def prune(
 ) -> int:
     """Delete old runs and free their space. Asks first.
 
-    Only finished and stopped runs are deleted; runs that can be resumed, that a process executes or whose outputs are
-    being scored again are kept. Cached model responses of that age and unreferenced attachments are deleted too.
+    Only finished and stopped runs are deleted; runs that `store keep` names, that can be resumed, that a process
+    executes or whose outputs are being scored again are kept. Cached model responses of that age and unreferenced
+    attachments are deleted too, and segments of transcripts that are older than a day and belong to no result.
 
     \b
     Examples:
@@ -135,13 +136,14 @@ def prune(
     from fairtrial.cli.running import cache_file
     from fairtrial.cli.screen import confirm, note, print_json
     from fairtrial.reports.run_names import name_of
+    from fairtrial.runs.run_lease import old_runs
 
     age = _seconds(older_than)
     if claim_check is not None and not claim_check.is_dir():
         raise UserError(f"--claim-check must be a folder (got {claim_check})", "name the folder that the workers share")
     settings, _url = options.settings_with(store)
     opened = _database(store)
-    chosen = _old_runs(opened, time.time() - age, keep_last, suite)
+    chosen = old_runs(opened, time.time() - age, keep_last=keep_last, suite=suite)
     counts = opened.result_counts()
     trials = {run.run_id: counts.get(run.run_id, 0) for run in chosen}
     names = ", ".join(name_of(run) for run in chosen)
@@ -149,7 +151,7 @@ def prune(
     before = opened.size()
     facts: dict[str, Any] = {
         "format": "fairtrial.pruned/1", "dry_run": dry_run, "runs": list(trials), "results": sum(trials.values()),
-        "attachments": 0, "responses": 0, "bodies": 0, "bytes_before": before, "bytes_after": before,
+        "attachments": 0, "segments": 0, "responses": 0, "bodies": 0, "bytes_before": before, "bytes_after": before,
     }  # fmt: skip
     if dry_run:
         if json:
@@ -163,6 +165,7 @@ def prune(
     for run_id in trials:
         opened.delete_run(run_id)
     facts["attachments"], _size = opened.delete_unnamed_blobs()
+    facts["segments"], _size = opened.delete_unnamed_segments()
     cache = cache_file(settings.root)
     if cache.exists():
         facts["responses"] = _prune_cache(cache, age)
@@ -177,6 +180,7 @@ def prune(
         count(facts[key], noun, plural)
         for key, noun, plural in (
             ("attachments", "attachment", ""),
+            ("segments", "unused segment of transcripts", "unused segments of transcripts"),
             ("responses", "cached response", ""),
             ("bodies", "message body", "message bodies"),
         )
@@ -207,24 +211,9 @@ def delete(
     from fairtrial.base.formatting import count
     from fairtrial.cli.screen import confirm, note, print_json
     from fairtrial.reports.run_names import name_of
-    from fairtrial.runs.run_lease import active_owner
 
     opened = options.open_existing(store)
-    chosen = {}
-    for text in runs:
-        named = options.find_run(opened, text)
-        if named.experiment is not None:
-            raise UserError(
-                f"{text} is one experiment, but only whole runs can be deleted",
-                f"as in: fairtrial store delete {name_of(named.run)}",
-            )
-        owner = active_owner(opened, named.run.run_id)
-        if owner is not None:
-            raise UserError(
-                f"{text} is being executed by {owner}, whose results could no longer be stored",
-                "stop that process first (Ctrl-C), then delete the run",
-            )
-        chosen[named.run.run_id] = named.run
+    chosen = {(found := _idle_run(opened, text, "delete")).run_id: found for text in runs}
     names = ", ".join(f"{name_of(run)} ({run.run_id}, {run.status})" for run in chosen.values())
     if not yes and not confirm(f"permanently delete {names}?"):
         note("nothing was deleted (use --yes in scripts)")
@@ -235,6 +224,119 @@ def delete(
         print_json({"format": "fairtrial.deleted/1", "deleted": list(chosen)})
     else:
         note(f"deleted {count(len(chosen), 'run')}: {names}")
+    return 0
+
+
+@app.command("keep")
+def keep(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs to keep.", autocompletion=options.complete_run),
+    ],
+    undo: Annotated[bool, typer.Option("--undo", help="Let them be deleted when they are old.")] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Keep runs when old runs are deleted, by `store prune` or by a server's schedule.
+
+    \b
+    Examples:
+      fairtrial store keep support@3
+      fairtrial store keep support@3 --undo
+    """
+    from fairtrial.cli.screen import note, print_json
+    from fairtrial.reports.run_names import name_of
+    from fairtrial.store.notes import write_notes
+
+    opened = options.open_existing(store)
+    chosen = {(found := options.find_run(opened, text).run).run_id: found for text in runs}
+    for run_id in chosen:
+        opened.update_run(run_id, notes=write_notes(kept=not undo))
+    if json:
+        print_json({"format": "fairtrial.kept/1", "runs": list(chosen), "kept": not undo})
+    else:
+        names = ", ".join(map(name_of, chosen.values()))
+        note(f"{names}: deleted when old, like others" if undo else f"{names}: kept when old runs are deleted")
+    return 0
+
+
+@app.command("check")
+def check(store: options.Store = None, json: options.Json = False) -> int:
+    """Compare results with the segments of transcripts in buckets and folders. Exit 1 if one is missing.
+
+    Names and sizes are compared; the bytes of a transcript are checked whenever it is read.
+
+    \b
+    Examples:
+      fairtrial store check
+      fairtrial store check --store postgresql://db/evals --json
+    """
+    from fairtrial.base.formatting import count
+    from fairtrial.cli.screen import note, print_json
+
+    checked = _database(store).check_segments()
+    lost = [one for one in checked if one.unreadable]
+    rows = [
+        {
+            "run_id": one.run.run_id, "run": one.run.name, "transcripts": one.run.noted.transcripts,
+            "segments": one.segments, "bytes": one.size, "unnamed": one.unnamed, "unreadable": list(one.unreadable),
+        }
+        for one in checked
+    ]  # fmt: skip
+    if json:
+        print_json({"format": "fairtrial.segments/1", "runs": rows})
+        return 1 if lost else 0
+    for one in lost:
+        note(
+            f"{one.run.name}: {count(len(one.unreadable), 'transcript')} cannot be read, the first of trial "
+            f"{one.unreadable[0]}: segments in {one.run.noted.transcripts} are missing or cut off"
+        )
+    segments, size = sum(one.segments for one in checked), sum(one.size for one in checked)
+    unnamed = sum(one.unnamed for one in checked)
+    unused = (
+        f", {count(unnamed, 'segment')} without a result: fairtrial store prune deletes old ones" if unnamed else ""
+    )
+    note(f"{count(segments, 'segment')} of {count(len(checked), 'run')}, {_bytes(size)}{unused}")
+    if lost:
+        note("restore the missing segments from a backup of that place; figures do not need them")
+    return 1 if lost else 0
+
+
+@app.command("move")
+def move(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run.", autocompletion=options.complete_run, show_default=False)
+    ],
+    transcripts: Annotated[
+        str,
+        typer.Option(
+            "--transcripts", metavar="URL", help="s3://, gs:// or az://bucket/prefix, a folder, or `store`: the store."
+        ),
+    ],
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Move the transcripts of a run to a bucket or a folder, or back into the store.
+
+    The run can be read meanwhile. If this is interrupted, the same command completes it.
+
+    \b
+    Examples:
+      fairtrial store move support@3 --transcripts s3://bucket/evals
+      fairtrial store move support@3 --transcripts store
+    """
+    from fairtrial.cli.screen import note, print_json
+
+    opened = _database(store)
+    chosen = _idle_run(opened, run, "move")
+    moved: list[int] = []
+    opened.move_transcripts(chosen.run_id, None if transcripts == "store" else transcripts, done=moved.append)
+    place = opened.get_run(chosen.run_id).noted.transcripts
+    if json:
+        facts = {"run_id": chosen.run_id, "run": chosen.name, "transcripts": place, "moved": sum(moved)}
+        print_json({"format": "fairtrial.moved/1", **facts})
+    else:
+        note(f"the transcripts of {chosen.name} are in {place or 'the store'} ({sum(moved):,} moved)")
     return 0
 
 
@@ -368,6 +470,26 @@ def _database(store: str | None) -> SqlStore:
     return opened
 
 
+def _idle_run(opened: RunStore, text: str, command: str) -> RunRecord:
+    """Find a run that no process executes."""
+    from fairtrial.reports.run_names import name_of
+    from fairtrial.runs.run_lease import active_owner
+
+    named = options.find_run(opened, text)
+    if named.experiment is not None:
+        raise UserError(
+            f"{text} is one experiment, but only whole runs can be {command}d",
+            f"as in: fairtrial store {command} {name_of(named.run)}",
+        )
+    owner = active_owner(opened, named.run.run_id)
+    if owner is not None:
+        raise UserError(
+            f"{text} is being executed by {owner}, whose results could no longer be stored",
+            f"stop that process first (Ctrl-C), then {command} the run",
+        )
+    return named.run
+
+
 def _seconds(age: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", age.strip())
     if match is None:
@@ -375,28 +497,6 @@ def _seconds(age: str) -> float:
             f"--older-than must be a number of hours, days or weeks (got {age!r})", "as in: --older-than 90d, 12h or 2w"
         )
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _old_runs(opened: RunStore, before: float, keep_last: int, suite: str | None) -> list[RunRecord]:
-    """Return runs that may be deleted, oldest first: ended before that time, not executed, not being rescored."""
-    from fairtrial.runs.run_lease import active_owner
-    from fairtrial.store.protocol import RESUMABLE
-
-    every = opened.runs()
-    read = {run.parent_run for run in every if run.status in ("running", *RESUMABLE)}
-    kept: dict[str, int] = {}
-    chosen: list[RunRecord] = []
-    for run in every:  # Newest first.
-        if run.status not in ("finished", "stopped") or (suite is not None and run.suite != suite):
-            continue
-        # A run that was stopped takes no place of a finished one, and stays as long as those after it.
-        finished = kept[run.suite] = kept.get(run.suite, 0) + (run.status == "finished")
-        is_kept = finished <= keep_last if run.status == "finished" else finished < keep_last
-        if is_kept or (run.finished_at or run.created_at) >= before or run.run_id in read:
-            continue
-        if active_owner(opened, run.run_id) is None:
-            chosen.append(run)
-    return chosen[::-1]
 
 
 def _prune_cache(path: Path, age: float) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fairtrial.store.protocol import RunStore
     from fairtrial.trials.result import EvalResult
 
-_KINDS = ("task_error", "timeout", "scorer_error", "dead_letter", "failed")
+_KINDS = ("task_error", "timeout", "scorer_error", "dead_letter", "user_error", "failed")
 
 
 def trials(
@@ -27,7 +27,7 @@ def trials(
     errors: Annotated[bool, typer.Option("--errors", help="Only trials that ended in an error.")] = False,
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Only failed, task_error, scorer_error, timeout or dead_letter."),
+        typer.Option(metavar="KIND", help="Only failed, task_error, scorer_error, timeout, dead_letter or user_error."),
     ] = None,
     where: Annotated[
         list[str] | None,

@@ -214,8 +214,8 @@ class LiveViewer:
             note(f"the viewer goes on at {self._address}")
         else:
             self._announce("")  # The run of a key had ended before: none was started.
-        note("stop it with Enter or Ctrl-C")
         try:
+            note("stop it with Enter or Ctrl-C")
             sys.stdin.readline()
         except KeyboardInterrupt:
             pass

@@ -211,6 +211,14 @@ Store = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Store of runs: a .db file or postgresql://... (default: .fairtrial/runs.db)."),
 ]
+Transcripts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Where the transcripts of new runs are stored: s3://, gs:// or az://bucket/prefix, or a folder "
+        "(default: the store).",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the figures: no progress, no report.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -318,6 +326,7 @@ LabelsDrawn = Annotated[
     ),
 ]
 LABEL_NAME = typer.Option(metavar="NAME", help="The set of labels to use, if the store has several.")
+OtherUsers = Annotated[bool, typer.Option("--other-users", help="Compare runs even if their simulated users differ.")]
 
 
 def start_logging(*, quiet: bool = False, text: bool = False) -> None:
@@ -353,18 +362,20 @@ def open_existing(store: str | None) -> RunStore:
     return open_named(url)
 
 
-def open_named(url: str) -> RunStore:
-    """Open a store; create it if it does not exist."""
+def open_named(url: str, transcripts: str | None = None) -> RunStore:
+    """Open a store; create it if it does not exist. `transcripts` is the place for those of new runs."""
+    from fairtrial.cli.settings import load_settings
     from fairtrial.store import open_store
 
-    return translate_open_errors(url, open_store)
+    place = transcripts or (None if url.startswith("memory:") else load_settings()["transcripts"])
+    return translate_open_errors(url, lambda url: open_store(url, transcripts=place))
 
 
 _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "Name or service not known")
 """What a database says to an address that is wrong: waiting would not help."""
 
 
-def open_when_available(url: str) -> RunStore:
+def open_when_available(url: str, transcripts: str | None = None) -> RunStore:
     """Open a store; one that is unavailable is waited for, as during a run.
 
     Raises:
@@ -375,7 +386,7 @@ def open_when_available(url: str) -> RunStore:
 
     def attempt() -> RunStore | StoreUnavailableError:
         try:
-            return open_named(url)
+            return open_named(url, transcripts)
         except StoreUnavailableError as error:
             if any(words in str(error) for words in _REFUSALS):
                 return error

@@ -212,11 +212,15 @@ class RunOptions:
         named = f"errors:{run.run_id}" if self.resume == "errors" else run.run_id
         return _command([*_without_resume(self.words), "--resume", named])
 
+    @property
+    def store_words(self) -> Sequence[str]:
+        """The words that name the store, if the command line has any."""
+        at = next((at for at, word in enumerate(self.words) if word.partition("=")[0] == "--store"), None)
+        return [] if at is None else self.words[at : at + (1 if "=" in self.words[at] else 2)]
+
     def show_command(self, run: RunRecord) -> str:
         """The command that shows the report of a run."""
-        at = next((at for at, word in enumerate(self.words) if word.partition("=")[0] == "--store"), None)
-        store = [] if at is None else self.words[at : at + (1 if "=" in self.words[at] else 2)]
-        return _command(["show", run.run_id, *store])
+        return _command(["show", run.run_id, *self.store_words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,9 +381,28 @@ def _say_interrupted(run_options: RunOptions, begun: list[EvalRunStarted]) -> No
             sentence(err(), f"interrupted: {name_of(run)} has {stored:,} of {count(run.planned, 'trial')} stored")
         except StoreUnavailableError:  # Then it may have ended, and the same command would start a new run.
             how = f"resume it with: {run_options.resume_command(run)}"
+        _say_batches(run_options, run)
         if run.finished_at is not None:
             how = f"it had ended; show it with: {run_options.show_command(run)}"
     err().print(how, soft_wrap=True)
+
+
+def _say_batches(run_options: RunOptions, run: RunRecord) -> None:
+    """Say what becomes of batches that are under way."""
+    from fairtrial.store.batches import OPEN
+
+    table = getattr(run_options.store, "batches", None)
+    try:
+        under_way = 0 if table is None else sum(one.state in OPEN for one in table.intents(run.run_id))
+    except StoreUnavailableError:
+        return
+    if under_way:
+        which = "1 batch stays" if under_way == 1 else f"{under_way} batches stay"
+        sentence(
+            err(),
+            f"{which} at the provider, and will be paid: a resumed run uses the replies; to cancel, type "
+            f"{_command(['batches', run.run_id, '--cancel', *run_options.store_words])}",
+        )
 
 
 def _command(words: Sequence[str]) -> str:

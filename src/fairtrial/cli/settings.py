@@ -124,6 +124,7 @@ def _port(value: Any) -> int:
 
 KNOWN: Mapping[str, _Setting] = {
     "store": _Setting("the store of runs", _text, path=True),
+    "transcripts": _Setting("a bucket or a folder for the transcripts of new runs", _text, path=True),
     "suites": _Setting("suites that `fairtrial run` runs by default", _texts, (), path=True),
     "mailbox": _Setting("the queue of worker and fleet, and of run --mailbox", _text),
     "concurrency": _Setting("maximum number of trials in flight; overrides the suite", _whole),

@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from fairtrial.data.fingerprint import Fingerprint, Order
 from fairtrial.data.index import FileRows, SelectedRows, line_index
@@ -15,11 +15,16 @@ from fairtrial.data.rows import Columns, Row, check_columns, content_id
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, DatasetError
 
+if TYPE_CHECKING:
+    from fairtrial.data.splits import SplitOrigin, Splits
+
 
 class Dataset[I, E](Sequence[Sample[I, E]]):
     """An immutable collection of samples, in memory or in a file, identified by a hash of its content."""
 
-    __slots__ = ("_expected_type", "_fingerprint", "_input_type", "_name", "_order", "_samples", "_version")
+    __slots__ = (
+        "_expected_type", "_fingerprint", "_input_type", "_name", "_order", "_samples", "_split_origin", "_version",
+    )  # fmt: skip
 
     def __init__(self, samples: Iterable[Sample[I, E]], name: str = "dataset", version: str = "1.0") -> None:
         self._samples: Sequence[Sample[I, E]] = _distinct(tuple(samples))
@@ -29,13 +34,23 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         self._order: str | None = None
         self._input_type: Any = object
         self._expected_type: Any = object
+        self._split_origin: SplitOrigin | None = None
 
     def _with(self, samples: Sequence[Sample[Any, Any]], fingerprint: str | None = None) -> Dataset[Any, Any]:
         """The same dataset with other samples, which are known to be distinct."""
         made: Dataset[Any, Any] = Dataset((), self._name, self._version)
         made._samples, made._fingerprint = samples, fingerprint
         made._input_type, made._expected_type = self._input_type, self._expected_type
+        made._split_origin = self._split_origin
         return made
+
+    def _marked(self) -> Dataset[Any, Any]:
+        """Return the dataset as the split that the metadata of all its samples names, if they are failures."""
+        from fairtrial.data.splits import FAILURES, SplitOrigin
+
+        if not self or any(sample.metadata.get("split") != FAILURES for sample in self):  # Most often, the first one.
+            return self
+        return self.as_split(SplitOrigin(FAILURES, self.fingerprint, len(self), "", 0))
 
     @staticmethod
     def of[A, B](pairs: Mapping[A, B] | Iterable[tuple[A, B]], *, name: str = "dataset") -> Dataset[A, B]:
@@ -144,8 +159,9 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
             samples, identity = open_samples(path, input_type, expected_type, row, columns, format)
             made = made._with(samples, identity.fingerprint)
             made._order = identity.order
-            return made
-        return made._with(load_samples(path, input_type, expected_type, row, columns, format))
+        else:
+            made = made._with(load_samples(path, input_type, expected_type, row, columns, format))
+        return made._marked()
 
     @property
     def name(self) -> str:
@@ -211,18 +227,67 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
 
     def filter(self, keep: Callable[[Sample[I, E]], bool]) -> Dataset[I, E]:
         """Return a dataset of the samples for which `keep` is true."""
-        if not isinstance(self._samples, FileRows | SelectedRows):
-            return self._with(tuple(sample for sample in self._samples if keep(sample)))
-        positions = array("Q", (position for position, sample in enumerate(self._samples) if keep(sample)))
-        return self._with(SelectedRows(self._samples, positions))
+        return self._at(array("Q", (position for position, sample in enumerate(self._samples) if keep(sample))))
 
     def shuffle(self, seed: int) -> Dataset[I, E]:
         """Return the same samples in an order that depends only on the seed; the fingerprint stays the same."""
         positions = array("Q", range(len(self)))
         random.Random(seed).shuffle(positions)  # noqa: S311 - an order, not a secret
+        return self._at(positions, self._fingerprint)
+
+    def _at(self, positions: array[int], fingerprint: str | None = None) -> Dataset[I, E]:
         if isinstance(self._samples, FileRows | SelectedRows):
-            return self._with(SelectedRows(self._samples, positions), self._fingerprint)
-        return self._with(tuple(self._samples[position] for position in positions), self._fingerprint)
+            return self._with(SelectedRows(self._samples, positions), fingerprint)
+        return self._with(tuple(self._samples[position] for position in positions), fingerprint)
+
+    def split(
+        self,
+        *,
+        train: float = 0.5,
+        validation: float = 0.2,
+        test: float = 0.3,
+        seed: int = 0,
+        by: str | None = None,
+        similar: float | None = 0.8,
+        file: Path | str | None = None,
+    ) -> Splits[I, E]:
+        """Split the dataset into parts to search on, to choose by, and to test with.
+
+        The hash of a sample's id decides. Samples of one cluster and samples with nearly the same input stay together.
+        With a file, the assignments are stored: a sample that is added later goes to the split of those it belongs to
+        and moves none; one that belongs to two splits is left out and named in `Splits.left_out`.
+
+        Args:
+            train: The share of the samples to search on.
+            validation: The share to choose candidates by; may be 0.
+            test: The share that shows what the chosen one gained.
+            seed: Another seed makes other splits.
+            by: The metadata key of clusters; samples without it are on their own.
+            similar: Inputs that share this much of their text stay together, from 0.5; None for equal texts only.
+            file: Where assignments are stored, such as `support.splits.jsonl`. It contains ids and hashes, no inputs.
+
+        Raises:
+            DatasetError: the file is damaged, or its splits were made with other shares, seed, `by` or `similar`.
+        """
+        from fairtrial.data.splits import SplitRequest, split_dataset
+
+        shares = {"train": train, "validation": validation, "test": test}
+        return split_dataset(self, SplitRequest(shares, seed, by, similar), None if file is None else Path(file))
+
+    @property
+    def split_origin(self) -> SplitOrigin | None:
+        """The split that this dataset is, or is a part of; None without one."""
+        return self._split_origin
+
+    def take(self, positions: Sequence[int]) -> Dataset[I, E]:
+        """Return a dataset of the samples at these positions."""
+        return self._at(array("Q", positions))
+
+    def as_split(self, origin: SplitOrigin) -> Dataset[I, E]:
+        """Return the same samples as a split."""
+        made = self._with(self._samples, self._fingerprint)
+        made._split_origin = origin
+        return made
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Dataset):
@@ -237,7 +302,8 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         return hash((self._name, self._version, self.fingerprint))
 
     def __repr__(self) -> str:
-        return f"<Dataset {self._name!r} version {self._version}: {len(self)} samples>"
+        split = "" if self._split_origin is None else f", split {self._split_origin.name}"
+        return f"<Dataset {self._name!r} version {self._version}{split}: {len(self)} samples>"
 
 
 @overload

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from fairtrial.base.foreign import inside
 from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, allow_type_arguments, first_is, freeze
@@ -86,6 +86,7 @@ allow_type_arguments(Sample)
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEPT_FOLDERS = 16
 
 
 @first_is(str)
@@ -110,10 +111,24 @@ class Attachment:
 
 
 class BlobFolder:
-    """A folder of binary data, each file named by its hash. Attachments are looked up only in this folder."""
+    """A folder of binary data, each file named by its hash. Attachments are looked up only in this folder.
+
+    What results and samples refer to is also stored with their run, if this process has made the folder's object.
+    """
+
+    _recent: ClassVar[dict[Path, BlobFolder]] = {}
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
+        self._recent.pop(self.root.absolute(), None)
+        self._recent[self.root.absolute()] = self
+        if len(self._recent) > _KEPT_FOLDERS:
+            self._recent.pop(next(iter(self._recent)), None)
+
+    @classmethod
+    def known(cls) -> list[BlobFolder]:
+        """Return the folders that this process used last, the latest first."""
+        return list(cls._recent.values())[::-1]
 
     def put(self, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Attachment:
         """Store bytes and return their reference. Storing them twice changes nothing."""

@@ -7,13 +7,14 @@ version can read raises `NewerFormatError`, and the mailbox hands it back.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, Self, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -23,16 +24,17 @@ from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.data.session.events import NO_USAGE, TokenUsage
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet import message_fields as wire
-from fairtrial.store.redact import RedactingFilter
+from fairtrial.store.redact import REDACTED, RedactingFilter, current
 from fairtrial.trials.config import Experiment
 from fairtrial.trials.context import TrialKey
-from fairtrial.trials.result import EvalResult, OutputT
+from fairtrial.trials.result import EvalResult, OutputT, RedactedPart
 from fairtrial.trials.sample_types import PLAIN, TypeName, value_type_name
 
 # Here because every client and every worker imports this module.
 logging.getLogger("fairtrial.fleet").addFilter(RedactingFilter())
 
-_OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"})
+_OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run", "user_error"})
+_REDACTED_PARTS = get_args(RedactedPart.__value__)
 _STAGES = frozenset({"setup", "task", "output", "score", "delivery", "store", None})
 _NO_CALLS = (None, 0, 0, 0, 0)
 _AS_THEY_ARE = frozenset({str, int, float, bool})
@@ -252,6 +254,8 @@ class EvalReply:
             tree["error"] = result.error
         if result.stage is not None:
             tree["stage"] = result.stage
+        if result.redacted_parts:
+            tree["redacted"] = result.redacted_parts
         if result.own_metadata:
             tree["metadata"] = result.own_metadata
         if result.snapshot is not None:
@@ -270,7 +274,7 @@ class EvalReply:
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
         """The reply from JSON."""
-        sample_ordinal, sample, request_id, worker, calls, endings, snapshot, *fields = _REPLY.read(data)
+        sample_ordinal, sample, request_id, worker, calls, endings, redacted, snapshot, *fields = _REPLY.read(data)
         key, ordinal, outcome, score, output_json, latency_ms, usage, error, stage, *rest = fields
         attempt, execution, started_at, metadata = rest
         judge_cost_usd, cache_hits, unpriced_calls, unpriced_judge_calls, cut_off_calls = calls
@@ -295,6 +299,7 @@ class EvalReply:
             cut_off_calls=cut_off_calls,
             refused_calls=endings[0],
             unknown_endings=endings[1],
+            redacted_parts=redacted,
             output_json=output_json,
             snapshot=snapshot,
         )
@@ -315,6 +320,64 @@ def by_run(replies: Iterable[EvalReply]) -> Mapping[str, tuple[list[EvalResult],
         if reply.sample is not None:
             samples[reply.sample_ordinal] = reply.sample
     return runs
+
+
+def without_secrets(reply: EvalReply) -> EvalReply:
+    """Return the reply as it may be sent to a client, which does not know the secrets of this process."""
+    result, redactor = reply.result, current()
+    found = set(result.redacted_parts)
+
+    def clean[T: (str, bytes)](part: RedactedPart, redact: Callable[[T], T], text: T) -> T:
+        redacted = redact(text)
+        if redacted is not text:
+            found.add(part)
+        return redacted
+
+    changed: dict[str, Any] = {}
+    output = result.output_json
+    if output is None and result.output is not None:
+        output = dumps(result.output)
+    if output is not None and (text := clean("output", redactor.json, output)) is not output:
+        try:
+            changed |= {"output": wire.read_output(text), "output_json": text}
+        except CodecError:  # A secret in bytes: nothing of them can be read.
+            changed |= {"output": REDACTED, "output_json": dumps(REDACTED)}
+    if result.error is not None:
+        changed["error"] = clean("error", redactor.text, result.error)
+    if result.snapshot is not None:
+        changed["snapshot"] = clean("transcript", redactor.data, result.snapshot)
+    if result.own_metadata:
+        written = dumps(result.own_metadata)
+        if (text := clean("metadata", redactor.json, written)) is not written:
+            metadata = json.loads(text)
+            changed["metadata"] = metadata if isinstance(metadata, dict) else {}
+    endings = {redactor.text(name): many for name, many in result.unknown_endings.items()}
+    if endings != result.unknown_endings:
+        changed["unknown_endings"] = endings
+    if (score := result.score) is not None:
+        tree = wire.score_tree(score)
+        written = dumps(tree)
+        if redactor.json(written) is not written:
+            tree[2] = clean("reason", redactor.text, score.reason)
+            tree[3:] = [_clean_texts(lambda text: clean("score", redactor.text, text), part) for part in tree[3:]]
+            names: list[str] = []
+            for metric in tree[3]:
+                while metric[0] in names:  # Two names that differed only in their secret.
+                    metric[0] += "#2"
+                names.append(metric[0])
+            changed["score"] = wire.read_score(tree)
+    if not found and "unknown_endings" not in changed:
+        return reply
+    parts = tuple(part for part in _REDACTED_PARTS if part in found)
+    return replace(reply, result=replace(result, **changed, redacted_parts=parts))
+
+
+def _clean_texts(clean: Callable[[str], str], tree: Any) -> Any:
+    if isinstance(tree, str):
+        return clean(tree)
+    if isinstance(tree, Mapping):
+        return {clean(name): _clean_texts(clean, part) for name, part in tree.items()}
+    return [_clean_texts(clean, part) for part in tree] if isinstance(tree, list | tuple) else tree
 
 
 def without_payload(reply: EvalReply) -> EvalReply | None:
@@ -453,6 +516,12 @@ def _typed(kind: Any, value: Any, what: str) -> Any:
         raise error.under(what) from None
 
 
+def _read_redacted_parts(tree: list[Any]) -> tuple[RedactedPart, ...]:
+    if not set(tree) <= set(_REDACTED_PARTS):
+        raise ValueError(tree)
+    return tuple(tree)
+
+
 _KEY = "run, experiment, sample and repeat"
 _USAGE = wire.array("usage", "counts and a cost", wire.read_usage, NO_USAGE)
 _TYPE = wire.array("type", "the name of a type", lambda tree: wire.read_type_name(*tree), "")
@@ -484,6 +553,7 @@ _REPLY = wire.BodyReader(
     wire.text("worker", ""),
     wire.array("calls", "a cost and four counts", wire.read_calls, (None, 0, 0, 0, 0)),
     wire.array("endings", "the refused calls and the unknown endings by name", wire.read_endings, (0, EMPTY)),
+    wire.array("redacted", "parts of a result", _read_redacted_parts, ()),
     wire.text("snapshot", None, wire.snapshot_bytes),
     # The rest has the order of `EvalResult`.
     wire.array("key", _KEY, wire.read_key),

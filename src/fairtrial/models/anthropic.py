@@ -13,6 +13,8 @@ from fairtrial.data.session.events import ANTHROPIC_ENDINGS, TokenUsage, ending_
 from fairtrial.data.session.trajectory import ChatMessage, ToolCall
 from fairtrial.errors import InvalidCallError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT, ModelCall, ModelReply
+from fairtrial.models.batches.anthropic_wire import AnthropicBatches
+from fairtrial.models.batches.wire import BatchWire
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.schema import is_recursive, output_schema
 from fairtrial.models.sdk import SdkAdapter, SdkOptions
@@ -51,14 +53,15 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
         prompt_cache: Mark the part of the prompt that the next call repeats (tools, system, history) for the provider's
             cache. None marks it in calls with tools only: each call of an agent repeats the previous one.
         options: The options of `OpenAIAdapter`: `base_url` (ANTHROPIC_BASE_URL), `api_key` (ANTHROPIC_API_KEY),
-            `params`, `timeout_seconds`, `stream`, `structured_output`, `blobs`, `headers`, `prices_of`, `retry`,
-            `limiter`, `cache`, `trial_budget` and `run_budget`.
+            `params`, `timeout_seconds`, `stream`, `structured_output`, `blobs`, `headers`, `prices_of`, `batch`,
+            `retry`, `limiter`, `cache`, `trial_budget` and `run_budget`.
     """
 
     provider = "anthropic"
     package = "anthropic"
     client_class = "AsyncAnthropic"
     path = "/v1/messages"
+    batch_wire: ClassVar[BatchWire | None] = AnthropicBatches()
     key_variables: ClassVar[tuple[str, ...]] = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     url_variable = "ANTHROPIC_BASE_URL"
     default_url = "https://api.anthropic.com"

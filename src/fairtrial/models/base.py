@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Self
@@ -51,6 +51,10 @@ from fairtrial.trials.context import TrialContext, running_trial
 log = logging.getLogger("fairtrial.models")
 
 _MAX_PAUSES = 20
+_NO_LIMIT = Unlimited()  # Of calls in batches, which wait for hours without anything under way.
+
+type BatchSend = Callable[[], Awaitable[ModelReply | None]]
+"""Sends a call in a batch; returns None if it is to be sent at once instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ _STATE = frozenset(
     (
         "_retry", "_limiter", "_token_limiter", "_cache", "_trial_budget", "_run_budget", "_spending", "_prices",
         "_cost_unknown", "_key", "_timeout", "_stream", "_prices_of", "_lock", "_clients", "_warned", "_calls",
+        "_batch", "_batch_calls",
     )
 )  # fmt: skip
 
@@ -148,6 +153,13 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
     async def _send(self, call: ModelCall) -> ModelReply:
         """Send one request; raise a `ModelError` if that fails."""
         raise NotImplementedError
+
+    def _batch_send(self, call: ModelCall, trial: TrialContext | None) -> BatchSend | None:
+        """Return what sends this call in a batch of the provider; None if it is sent at once."""
+        return None
+
+    async def _answered_by_cache(self, call: ModelCall, trial: TrialContext | None) -> None:
+        """Do what must be done for a call that is not sent, because the cache has answered it."""
 
     async def aclose(self) -> None:
         """Close connections; they are reopened on next use."""
@@ -291,6 +303,8 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 lambda: self._ask(call, trial, recorder, timing),
                 lambda found: self._fits(call, found),
             )
+            if cached:
+                await self._answered_by_cache(call, trial)
             if cached and reply.usage is not None:
                 # A cached answer reports the tokens of the original call, but no cost.
                 reply = replace(reply, usage=replace(reply.usage, cost_usd=0.0))
@@ -328,13 +342,19 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         self, call: ModelCall, trial: TrialContext | None, recorder: Session | None, timing: _Timing
     ) -> ModelReply:
         """Send the request, with retries."""
+        batched = self._batch_send(call, trial)
+        limiter, retry = (self._limiter, self._retry) if batched is None else (_NO_LIMIT, NO_RETRY)
         failures = refusals = timeouts = 0
         while True:
             await self._check_budgets(call, trial, recorder)
-            async with self._limiter.slot() as permit:
+            async with limiter.slot() as permit:
                 began, outcome = time.monotonic(), "answered"
                 try:
-                    reply = await self._send(call)
+                    sent = None if batched is None else await batched()
+                    if batched is not None and sent is None:  # It is sent at once, as any other call.
+                        outcome, batched, limiter, retry = "failed", None, self._limiter, self._retry
+                        continue
+                    reply = await self._send(call) if sent is None else sent
                     if ending_of(reply.finish_reason) == "failed":
                         self._count_lost(call, trial, recorder, self._priced(reply), reply.finish_reason)
                         raise ModelUnavailableError(
@@ -344,18 +364,18 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 except ModelRefusedError as error:
                     # A filter in front of the model refuses with a status of its own; usage is not reported then.
                     timing.answered(began)
-                    self._limiter.report(permit, "answered")
+                    limiter.report(permit, "answered")
                     self._count(trial, None)
                     message = ChatMessage("assistant", "")
                     return ModelReply(message, None, "content_filter", self._model, error.refusal or str(error))
                 except RateLimitedError as error:
                     outcome = "rate_limited"
-                    self._limiter.report(permit, "rate_limited", retry_after=error.retry_after)
+                    limiter.report(permit, "rate_limited", retry_after=error.retry_after)
                     failed: ModelError = error
                     refusals += 1
                 except ModelError as error:
                     outcome = "failed"
-                    self._limiter.report(permit, "failed" if error.retryable else "answered")
+                    limiter.report(permit, "failed" if error.retryable else "answered")
                     failed = error
                     failures += 1
                     timeouts += error.timed_out
@@ -365,18 +385,21 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                     self._count_lost(call, trial, recorder, None, "timeout")
                     raise
                 else:
-                    timing.answered(began)
-                    self._limiter.report(permit, "answered")
+                    if batched is None:
+                        timing.answered(began)
+                    else:  # The time in a batch says nothing about the model.
+                        timing.waited_until(time.monotonic())
+                    limiter.report(permit, "answered")
                     usage = self._priced(reply)
                     if usage is not reply.usage:
                         reply = replace(reply, usage=usage)
-                    if self._token_limiter is not None and usage is not None:
+                    if self._token_limiter is not None and usage is not None and batched is None:
                         self._token_limiter.used(permit, usage.total_tokens)
                     self._count(trial, usage)
                     return reply
                 finally:
                     MODEL_CALL_SECONDS.observe(time.monotonic() - began, self._name, self._model, outcome)
-            pause = self._retry.pause(failed, failures, refusals, timeouts)
+            pause = retry.pause(failed, failures, refusals, timeouts)
             if pause is None or (_deadline(trial, call) <= time.monotonic() + pause):
                 # There is no time for another attempt: report the cause instead of a timeout.
                 raise failed
@@ -560,7 +583,11 @@ class _Timing:
     def answered(self, sent: float) -> None:
         """Note that the request sent at this time has just been answered."""
         self.duration_ms = _milliseconds(time.monotonic() - sent)
-        self.waited_ms = _milliseconds(sent - self._called)
+        self.waited_until(sent)
+
+    def waited_until(self, end: float) -> None:
+        """Note that the call has only waited until this time."""
+        self.waited_ms = _milliseconds(end - self._called)
 
 
 def _milliseconds(seconds: float) -> float:

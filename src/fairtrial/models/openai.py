@@ -17,6 +17,8 @@ from fairtrial.errors import ConfigurationError, InvalidCallError, ModelError, M
 from fairtrial.models import responses
 from fairtrial.models.adapter import TOKEN_PARAMS, AnswerT, ModelCall, ModelReply, changed_sampling, read_tokens
 from fairtrial.models.base import log
+from fairtrial.models.batches.openai_wire import OpenAIBatches
+from fairtrial.models.batches.wire import BatchWire
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.schema import output_schema
@@ -68,6 +70,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         trial_budget: The budget of one trial.
         run_budget: The budget of one run.
         spending: The usage that counts towards `run_budget`; by default that of this adapter. A fleet can share one.
+        batch: Send calls in the provider's batches, at half price (`Batching`).
         prices: The prices of the model (`Prices`), if no price list has it or other prices apply.
     """
 
@@ -79,6 +82,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
     default_url = "https://api.openai.com/v1"
     can_embed = True
     embedding_path = "/embeddings"
+    batch_wire: ClassVar[BatchWire | None] = OpenAIBatches()
     default_api: ClassVar[OpenAIApi | None] = None  # None: decided by the address.
     stream_usage: ClassVar[bool] = True  # Whether streams need `stream_options` to report usage.
 
@@ -124,12 +128,17 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         try:
             return await super()._send(call)
         except InvalidCallError as error:
-            text = str(error).lower()
-            if self._api != "responses" or "encrypted content" not in text or "not supported" not in text:
+            if not self._adapts(error):
                 raise
-            # Whether a model reasons cannot be told from its name: deployments at Azure have names of their own.
-            self._encrypted = False
             return await super()._send(call)
+
+    def _adapts(self, error: ModelError) -> bool:
+        text = str(error).lower()
+        if self._api != "responses" or "encrypted content" not in text or "not supported" not in text:
+            return False
+        # Whether a model reasons cannot be told from its name: deployments at Azure have names of their own.
+        self._encrypted = False
+        return True
 
     def _body(self, call: ModelCall) -> dict[str, Any]:
         if call.embeds:

@@ -17,6 +17,7 @@ from fairtrial.errors import ConfigurationError
 
 _REQUIRED_PRICES = ("input", "output")
 _OPTIONAL_PRICES = ("cached", "cache_write", "reasoning", "audio_input", "audio_output", "cache_write_hour")
+_BATCH, _BATCH_FACTOR = "batch", 0.5  # The tier of answers in batches, at half price everywhere.
 _STANDARD_TIERS = frozenset({"", "default", "standard", "auto", "on_demand", "unspecified", "traffic_type_unspecified"})
 
 
@@ -66,7 +67,8 @@ class Prices:
         audio_input: Of input tokens of audio; without it, the cost of a call with audio is unknown.
         audio_output: Of output tokens of audio; likewise.
         cache_write_hour: Of tokens that were written to the cache for one hour; likewise.
-        tiers: Factors for other service tiers, such as `{"flex": 0.5, "priority": 2}`; likewise.
+        tiers: Factors for other service tiers, such as `{"flex": 0.5, "priority": 2}`; likewise. That of answers in
+            batches, "batch", is 0.5 unless it is given.
     """
 
     input: float
@@ -107,9 +109,10 @@ class Prices:
         ]
         factor: float = 1
         if extras is not NO_EXTRAS:
-            if extras.searches or extras.other or (extras.tier and extras.tier not in self.tiers):
+            tiers = {"": 1.0, _BATCH: _BATCH_FACTOR, **self.tiers}
+            if extras.searches or extras.other or extras.tier not in tiers:
                 return None
-            factor = self.tiers.get(extras.tier, 1)
+            factor = tiers[extras.tier]
             special = (
                 (min(extras.audio_input, parts[0][0]), 0, self.audio_input),
                 (min(extras.hour_writes, written), 2, self.cache_write_hour),
@@ -184,11 +187,16 @@ def priced(
     """
     if extras.cost_usd is not None:
         return replace(usage, cost_usd=extras.cost_usd)
-    if extras.tier or extras.other:
+    if extras.tier not in ("", _BATCH) or extras.other:
         return usage
     counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens)
     cost = _cost(model, provider, base_url, *counts, extras)
-    return usage if cost is None else replace(usage, cost_usd=cost)
+    if cost is None:
+        return usage
+    # Web searches cost the same in a batch: they are not in the list's price of tokens.
+    if extras.tier == _BATCH and extras.searches:
+        return usage
+    return replace(usage, cost_usd=cost * (_BATCH_FACTOR if extras.tier == _BATCH else 1))
 
 
 # Cached, because a calculation takes a third of a millisecond and its result does not change.

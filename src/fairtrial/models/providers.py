@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from fairtrial.base.plugins import find_plugin, plugin_names
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.anthropic import AnthropicAdapter
+from fairtrial.models.batches.wire import BatchWire
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter, VertexAdapter
 from fairtrial.models.openai import OpenAIAdapter
@@ -25,6 +26,7 @@ class AzureAdapter(OpenAIAdapter):
     url_variable = "AZURE_OPENAI_ENDPOINT"
     default_url = ""
     default_api = "responses"
+    batch_wire: ClassVar[BatchWire | None] = None  # Its batches have deployments of their own.
 
     @classmethod
     def _url_from_environment(cls) -> str | None:
@@ -41,6 +43,7 @@ def _chat_adapter(name: str, url: str, **constants: Any) -> type[OpenAIAdapter]:
         "url_variable": f"{name.upper()}_BASE_URL",
         "default_url": url,
         "default_api": "chat",
+        "batch_wire": None,
     }
     return type(f"{name}Adapter", (OpenAIAdapter,), own | constants)
 
@@ -53,6 +56,7 @@ class _Bedrock:
     url_variable = "AWS_REGION"
     default_url = ""
     price_list: ClassVar[str | None] = "aws"
+    batch_wire: ClassVar[BatchWire | None] = None
     suffix: ClassVar[str]
 
     @classmethod

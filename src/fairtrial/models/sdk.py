@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import anyio
 import anyio.to_thread
@@ -42,7 +42,9 @@ from fairtrial.errors import (
     ModelUnavailableError,
 )
 from fairtrial.models.adapter import AdapterOptions, AnswerT, ModelCall, ModelReply
-from fairtrial.models.base import BaseAdapter
+from fairtrial.models.base import BaseAdapter, BatchSend
+from fairtrial.models.batches.batching import Batching, allow_batches, shared_batching
+from fairtrial.models.batches.calls import BatchCalls, count_cached, send_in_batch
 from fairtrial.models.clients import (
     OpenClient,
     close_all,
@@ -57,6 +59,10 @@ from fairtrial.models.limiter import RetryPolicy, shared_limiter
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, is_known, priced
 from fairtrial.models.tools import sendable, split_data_url
 from fairtrial.store.redact import register_guess
+from fairtrial.trials.context import TrialContext
+
+if TYPE_CHECKING:
+    from fairtrial.models.batches.wire import BatchWire
 
 type StructuredOutput = Literal["native", "prompt"]
 """How typed outputs are requested: with the provider's option, or with an instruction for servers without one."""
@@ -81,6 +87,7 @@ class SdkOptions(AdapterOptions, total=False):
     blobs: BlobFolder | None
     headers: Mapping[str, str]
     prices_of: str | None
+    batch: Batching | None
 
 
 class SdkAdapter(BaseAdapter[AnswerT]):
@@ -98,6 +105,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
     url_variable: ClassVar[str]
     default_url: ClassVar[str] = ""
     default_key: ClassVar[str | None] = None  # The key if none is set, for servers without keys.
+    batch_wire: ClassVar[BatchWire | None] = None  # The batches of the provider.
     price_list: ClassVar[str | None] = None  # The price list for `default_url`; by default the provider's.
 
     sends: ClassVar[bool] = True  # False: it reads answers that a client of the application got, and opens none.
@@ -118,6 +126,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         blobs: BlobFolder | None = None,
         headers: Mapping[str, str] = EMPTY,
         prices_of: str | None = None,
+        batch: Batching | None = None,
         **options: Unpack[AdapterOptions],
     ) -> None:
         name = type(self).__name__
@@ -154,6 +163,11 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         self._headers = dict(headers)
         # The provider's price list does not apply to other addresses.
         own = url == self.default_url
+        if batch is not None:
+            self.require_batches()
+            allow_batches()
+        self._batch = batch
+        self._batch_calls: BatchCalls | None = None
         self._prices_of = prices_of or ((self.price_list or self.provider) if own else None)
         self._family = family(model)
         self._echo_provider = self.provider if own else f"{self.provider} {url}"
@@ -169,7 +183,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         weakref.finalize(self, close_all, self._clients).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_clients")}
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_clients")} | {
+            "_batch_calls": None
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -255,6 +271,22 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         if known is not None:
             await known.aclose()
 
+    def require_batches(self) -> BatchWire:
+        """Return the batches of the provider."""
+        if self.batch_wire is None:
+            raise ConfigurationError(f"{type(self).__name__} has no batches: use OpenAIAdapter or AnthropicAdapter")
+        return self.batch_wire
+
+    def _batch_send(self, call: ModelCall, trial: TrialContext | None) -> BatchSend | None:
+        settings = self._batch or shared_batching()
+        if settings is None or self.batch_wire is None or call.embeds:
+            return None
+        return functools.partial(send_in_batch, self, self.batch_wire, settings, call, trial)
+
+    async def _answered_by_cache(self, call: ModelCall, trial: TrialContext | None) -> None:
+        if self.batch_wire is not None and self._batch_send(call, trial) is not None:
+            await count_cached(self, self.batch_wire, call, trial)
+
     async def _send(self, call: ModelCall) -> ModelReply:
         client = await self._client()
         body = self._body(call)
@@ -276,6 +308,14 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             if found is None:
                 raise
             raise found from error
+        return self._completed(call, tree)
+
+    def _adapts(self, error: ModelError) -> bool:
+        """Leave out of requests what the model has refused; returns whether the call should be sent again."""
+        return False
+
+    def _completed(self, call: ModelCall, tree: Any) -> ModelReply:
+        """Parse an answer that may have no content."""
         reply = self._shaped(tree, self._read_vectors if call.embeds else self._read)
         return reply if reply.message.content != () else self._without_content(call, reply)
 

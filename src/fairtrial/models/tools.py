@@ -6,12 +6,13 @@ import base64
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import anyio
@@ -21,10 +22,11 @@ from fairtrial.base.offload import DaemonThreads
 from fairtrial.data.sample import Attachment
 from fairtrial.data.session.events import ToolInvoked
 from fairtrial.data.session.trajectory import ChatMessage, Echo, ToolCall
-from fairtrial.errors import CodecError, ConfigurationError, InvalidCallError
+from fairtrial.errors import CodecError, ConfigurationError, InvalidCallError, ToolServerError
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.schema import OutputSchema, Schema, hints_of, object_schema, schema_of
 from fairtrial.scoring.parameters import is_async_callable
+from fairtrial.scoring.structure import schema_check
 
 UNPARSED = "__unparsed__"
 """The only argument of a tool call whose arguments were not a JSON object: the text as it came."""
@@ -42,6 +44,10 @@ class StopAgent(Exception):  # noqa: N818 - ends an agent, as StopIteration ends
         self.output = output
 
 
+class ToolCallError(Exception):
+    """Raised by a tool to tell the model why a call failed, with nothing before the message."""
+
+
 class Tool:
     """A typed Python function, sync or async, that a model can call: the schema comes from its signature.
 
@@ -51,34 +57,55 @@ class Tool:
         name: Its name for the model; by default that of the function.
         description: Instead of the docstring.
         inline: Call it on the event loop instead of in a thread; only for functions that are quick and never block.
+        parameters: A JSON Schema of the parameters, instead of the signature. Arguments that fit it are passed as JSON
+            values, unconverted; needs `fairtrial[text]`.
     """
 
     __slots__ = ("_hints", "_open", "_parameters", "fn", "inline", "is_async", "spec")
 
     def __init__(
-        self, fn: Callable[..., Any], *, name: str | None = None, description: str | None = None, inline: bool = False
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        inline: bool = False,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
+        given: Any = fn
+        if not callable(given):
+            remedy = "\nthe tools of a server are for agent_task(tools=[...])" if isinstance(given, ToolSource) else ""
+            raise ConfigurationError(f"a tool must be a function (got {fn!r:.80}){remedy}")
         called = name or _name(fn)
         self.fn = fn
         self.inline = inline
         self.is_async = is_async_callable(fn)
-        parameters = inspect.signature(fn).parameters.values()
-        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
+        text = inspect.getdoc(fn) if description is None else description
+        if parameters is not None:
+            self._check_schema(called, parameters)
+            self.spec = ToolSpec(called, text or "", parameters)
+            return
+        signature = inspect.signature(fn).parameters.values()
+        positional = [p.name for p in signature if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
         if positional:
             raise ConfigurationError(
                 f"the parameters of tool {called!r} must be allowed as keywords, which is how models pass them "
                 f"(got {', '.join(positional)} as positional only)"
             )
-        self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._parameters = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
+        self._open = any(p.kind is p.VAR_KEYWORD for p in signature)
+        self._parameters = {p.name: p for p in signature if p.kind is not p.VAR_KEYWORD}
         self._hints = hints_of(_annotated(fn))
-        text = inspect.getdoc(fn) if description is None else description
         self.spec = ToolSpec(called, text or "", self._schema())
 
     @property
     def name(self) -> str:
         """Its name for the model."""
         return self.spec.name
+
+    def _check_schema(self, name: str, parameters: Mapping[str, Any]) -> None:
+        if parameters.get("type") != "object":
+            raise ConfigurationError(f'the schema of tool {name!r} must have "type": "object" (got {parameters!r:.80})')
+        _schema_check(dumps(parameters), name)
 
     def _schema(self) -> Schema:
         properties: dict[str, Schema] = {}
@@ -101,6 +128,10 @@ class Tool:
         """
         if not isinstance(given, Mapping):
             raise CodecError("the arguments must be an object")
+        if not hasattr(self, "_parameters"):  # It has a JSON Schema instead.
+            if problem := _schema_check(dumps(self.spec.parameters), self.name)(given):
+                raise CodecError(problem)
+            return dict(given)
         values: dict[str, Any] = {}
         for name, value in given.items():
             if name not in self._parameters and not self._open:
@@ -127,6 +158,34 @@ class Tool:
         return f"<Tool {self.name}>"
 
 
+@functools.lru_cache(256)
+def _schema_check(schema: str, tool: str) -> Callable[[Any], str]:
+    return schema_check(json.loads(schema), f"tool {tool!r}")
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """Tools that must be opened before they can be called, such as those of a server."""
+
+    def open(self) -> AbstractAsyncContextManager[Sequence[Tool]]:
+        """Return the tools for one trial, which end with the block."""
+        ...
+
+
+def split_sources(
+    tools: Sequence[Callable[..., Any] | Tool | ToolSource],
+) -> tuple[list[Callable[..., Any] | Tool], tuple[ToolSource, ...]]:
+    """Return tools that can be called at once, and the sources of others."""
+    functions: list[Callable[..., Any] | Tool] = []
+    sources: list[ToolSource] = []
+    for tool in tools:
+        if not callable(tool) and isinstance(tool, ToolSource):
+            sources.append(tool)
+        else:
+            functions.append(tool)
+    return functions, tuple(sources)
+
+
 def as_tools(tools: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     """Return tools by name; rejects two with the same name."""
     named: dict[str, Tool] = {}
@@ -134,7 +193,8 @@ def as_tools(tools: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
         tool = given if isinstance(given, Tool) else Tool(given)
         if named.setdefault(tool.name, tool) is not tool:
             raise ConfigurationError(
-                f"the names of tools must be unique (got {tool.name!r} twice); rename one with Tool(fn, name=...)"
+                f"the names of tools must be unique (got {tool.name!r} twice); rename one with Tool(fn, name=...), "
+                "or those of a server with mcp_tools(..., prefix=...)"
             )
     return named
 
@@ -163,6 +223,9 @@ def _annotated(fn: Any) -> Any:
     return fn if inspect.isroutine(fn) else fn.__call__
 
 
+type BeforeTool = Callable[[ToolCall], str | Awaitable[str | None] | None]
+"""Decides about a tool call: None lets it happen, a text denies it, and raising `StopAgent` ends the agent."""
+
 LONGEST_ERROR = 2000
 """The longest error message of a tool that a model receives and a session records."""
 
@@ -175,6 +238,7 @@ class ToolCaller:
         tools: The tools by name.
         threads: The threads of sync tools.
         timeout_seconds: The time limit of one call.
+        max_chars: The longest text of a result.
         prompt_name: The name of the agent, for the record.
         adapter_name: The provider of the model, for the record.
         session_id: The session of the trial, for the record.
@@ -183,14 +247,35 @@ class ToolCaller:
     tools: Mapping[str, Tool]
     threads: DaemonThreads
     timeout_seconds: float | None = None
+    max_chars: int | None = None
     prompt_name: str = field(default="", kw_only=True)
     adapter_name: str = field(default="", kw_only=True)
     session_id: UUID | None = field(default=None, kw_only=True)
     stopped: tuple[str, StopAgent] | None = field(default=None, init=False)
-    """The tool that ended the agent, if one did."""
+    """What ended the agent, if something did: a tool or the hook before it."""
+    broken: ToolServerError | None = field(default=None, init=False)
+    """Why the trial cannot go on, if the server of a tool has failed."""
 
-    async def call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
+    async def review(self, call: ToolCall, hook: BeforeTool | None) -> str | None:
+        """Return why a call is denied; None if it may happen."""
+        if hook is None:
+            return None
+        if self.stopped is not None:
+            return "the agent was ended before this call"
+        try:
+            found = hook(call)
+            reason = await found if inspect.isawaitable(found) else found
+        except StopAgent as stop:
+            self.stopped = f"before_tool, at a call of {call.name!r},", stop
+            return "the agent was ended at this call"
+        if not isinstance(reason, str | None):
+            raise ConfigurationError(f"before_tool must return None, or the reason for a denial (got {reason!r:.80})")
+        return reason
+
+    async def call(self, call: ToolCall, denied: str | None = None) -> tuple[ToolInvoked, ToolContent]:
         """Call a tool; returns the event to record and the content for the model, an error message if it failed."""
+        if denied is not None:
+            return self._failed(call, f"denied: {denied}")
         began = anyio.current_time()
         invoked, text = await self._call(call)
         return replace(invoked, duration_ms=round((anyio.current_time() - began) * 1000, 3)), text
@@ -212,17 +297,24 @@ class ToolCaller:
                 value = await self._invoke(tool, arguments)
         except StopAgent as error:
             stop, value = error, error.output
+        except ToolServerError as error:
+            self.broken = self.broken or error
+            return self._failed(call, str(error))
+        except ToolCallError as error:
+            return self._failed(call, str(error))
         except Exception as error:
             if isinstance(error, TimeoutError) and not str(error) and self.timeout_seconds:
                 return self._failed(call, f"it did not finish within {self.timeout_seconds:g} s")
             return self._failed(call, f"{type(error).__name__}: {error}")
         try:
-            answer = self._invoked(call, to_json(value), True, None), _content(value)
+            result, content = to_json(value), _content(value)
         except CodecError as error:
             return self._failed(call, f"its result cannot be shown: {error}")
         if stop is not None and self.stopped is None:
-            self.stopped = call.name, stop
-        return answer
+            self.stopped = f"the tool {call.name!r}", stop
+        if self.max_chars is not None and (shorter := _cut(content, self.max_chars)) is not content:
+            result = content = shorter
+        return self._invoked(call, to_json(result), True, None), content
 
     async def _invoke(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         if tool.is_async or tool.inline:
@@ -248,6 +340,23 @@ def _content(value: Any) -> ToolContent:
     if not any(isinstance(part, Attachment) for part in parts):
         return dumps(value)
     return tuple(part if isinstance(part, str | Attachment) else dumps(part) for part in parts)
+
+
+def _cut(content: ToolContent, limit: int) -> ToolContent:
+    """Return a result with at most this much text, and a note about the rest; the same object if all of it fits."""
+    texts = [content] if isinstance(content, str) else [part for part in content if isinstance(part, str)]
+    size = sum(map(len, texts))
+    if size <= limit:
+        return content
+    note = f"\n[{size - limit} of {size} characters were left out]"
+    if isinstance(content, str):
+        return content[:limit] + note
+    kept: list[str | Attachment] = []
+    for part in content:
+        kept.append(part[:limit] if isinstance(part, str) else part)
+        limit -= len(part) if isinstance(part, str) else 0
+        limit = max(limit, 0)
+    return (*(part for part in kept if part != ""), note)
 
 
 _MERGED = ("tools", "include")  # Lists that parameters add to instead of replacing them.

@@ -10,5 +10,7 @@ from fairtrial.reports.plan.plan import SamplePlan as SamplePlan
 from fairtrial.reports.report import EvalReport as EvalReport, ExperimentReport as ExperimentReport
 from fairtrial.reports.report.results import Results as Results, TrialTable as TrialTable
 from fairtrial.reports.tool_calls import ToolCallFigures as ToolCallFigures, tool_call_figures as tool_call_figures
+from fairtrial.reports.watch.alarm import watch_alarm as watch_alarm
+from fairtrial.reports.watch.watched import WatchAlarm as WatchAlarm
 
 __all__: list[str]

@@ -13,6 +13,7 @@ from fairtrial.data.session.trajectory import ToolCall
 from fairtrial.data.session.views import SessionView
 from fairtrial.reports.figures import estimates
 from fairtrial.reports.figures.slicing import SliceBy
+from fairtrial.reports.figures.summaries import equally_weighted
 from fairtrial.reports.report import EvalReport, ExperimentReport, source_of
 from fairtrial.scoring.structure import json_schema
 from fairtrial.stats import Heterogeneity, Undefined
@@ -100,7 +101,7 @@ def tool_call_figures(
     decisions: Counter[tuple[bool, bool]] = Counter()
     problems: Counter[str] = Counter()
     unscored = made = 0
-    for result in results:
+    for result in equally_weighted(results, "the share of tool calls"):
         if not result.success:
             unscored += 1
             continue

@@ -34,7 +34,7 @@ from fairtrial.trials.config import Experiment
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.environment import EnvironmentSaved, tools_of
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.run_trial import AttemptFailed
+from fairtrial.trials.run_trial import last_attempt
 from fairtrial.trials.task import task
 
 WORLD = "_fairtrial_world"
@@ -88,10 +88,14 @@ class World:
         self._leaving = anyio.Event()
         try:
             async with AsyncExitStack() as stack:
+                offered = [*self._parts.tools.values()]
                 if self._parts.environment_factory is not None:
                     opening = open_environment(self._parts.environment_factory, self.sample, self._parts.environments)
                     self.environment = await stack.enter_async_context(opening)
-                    self.tools = as_tools((*self._parts.tools.values(), *tools_of(self.environment)))
+                    offered += as_tools(tools_of(self.environment)).values()
+                for source in self._parts.sources:
+                    offered += await stack.enter_async_context(source.open())
+                self.tools = as_tools(offered)
                 self._caller = ToolCaller(self.tools, DaemonThreads(), self._parts.tool_timeout_seconds)
                 self._ready.set_result(None)
                 await self._leaving.wait()
@@ -181,7 +185,7 @@ def checkpoints(result: EvalResult) -> list[Checkpoint]:
     recorded = result.session
     if not isinstance(recorded, RecordedView):
         raise ConfigurationError(f"trial {result.key} must have a recorded session (got {recorded!r})")
-    view = recorded.view(attempt=len(recorded[AttemptFailed].all()) + 1)
+    view = last_attempt(recorded)
     messages, saved = list(view[ChatMessage].all()), list(view[EnvironmentSaved].all())
     found: list[Checkpoint] = []
     message_count = states = 0

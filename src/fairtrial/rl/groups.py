@@ -31,7 +31,7 @@ from fairtrial.suites.suite import EvalSuite
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.run_trial import AttemptFailed
+from fairtrial.trials.run_trial import last_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ type RolloutStatus = Literal["terminated", "truncated", "failed"]
 type Signal = Literal["mixed", "all_equal", "unscored"]
 """Whether rewards differ within a group, are all equal (nothing can be learned), or are unknown."""
 
-_FAILED = ("task_error", "dead_letter")
+_FAILED = ("task_error", "dead_letter", "user_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Rollout:
         recorded = self.result.session if snapshot is None else restore_session(snapshot)
         if not isinstance(recorded, RecordedView):
             raise FairtrialError(f"the session of rollout {self.key} must be a recorded one (got {recorded!r})")
-        return recorded.view(attempt=len(recorded[AttemptFailed].all()) + 1)
+        return last_attempt(recorded)
 
     @cached_property
     def messages(self) -> tuple[ChatMessage, ...]:

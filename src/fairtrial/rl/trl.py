@@ -335,7 +335,7 @@ class TrlTraining:
         An environment is closed as soon as `reward_funcs` have scored its rollout.
         """
         parts = agent_parts(self._suite)
-        if parts is None or (parts.environment_factory is None and not parts.tools):
+        if parts is None or not (parts.environment_factory or parts.tools or parts.sources):
             return None
         return TrlEnvironmentFactory(self._suite)
 

@@ -17,7 +17,7 @@ from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig, StopWhen
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.trials.run_trial import TrialRules
-from fairtrial.trials.task import CHECK_INPUT
+from fairtrial.trials.task import CHECK_INPUT, USER_OF
 
 if TYPE_CHECKING:
     from fairtrial.stats import Interval
@@ -88,7 +88,9 @@ def check_inputs(rules: TrialRules, dataset: Dataset[Any, Any]) -> None:
 def known_adapters(rules: TrialRules) -> Iterator[Any]:
     """Yield the adapters of a run that can be found: those of judges, of built-in tasks, and the suite's."""
     scorers: list[Any] = [rules.scorer]
+    users = [getattr(task.fn, USER_OF, None) for task in rules.tasks]
     found = [rules.adapter, *(getattr(task.fn, "adapter", None) for task in rules.tasks)]
+    found += [getattr(user, "adapter", None) for user in users]
     while scorers:
         scorer = scorers.pop()
         scorers.extend(getattr(scorer, "members", ()))

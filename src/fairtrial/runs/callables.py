@@ -42,6 +42,7 @@ _PARAMETERS = (
     "fairtrial.models.judges.",
     "fairtrial.models.prompt.",
     "fairtrial.models.tools.",
+    "fairtrial.models.users.",
     "fairtrial.models.main_loop.",
     "fairtrial.models.scripted.",
     "fairtrial.trials.",

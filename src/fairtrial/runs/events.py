@@ -117,7 +117,10 @@ class EvalRunStarted:
 
     def resume_text(self, name: str) -> str:
         """Say that a run is resumed, or which of its trials are retried; `name` is what to call the run."""
-        stored = f"{self.done:,} of {count(self.planned, 'trial')} are stored"
+        of = (
+            f" of {count(self.planned, 'trial')}" if self.planned else ""
+        )  # Of live traces, nobody knows how many come.
+        stored = f"{self.done:,}{of} are stored"
         if not self.retried:
             return f"resuming {name}: {stored}"
         if self.done == self.planned:
@@ -147,6 +150,14 @@ class SampleEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchesProgressed:
+    """How far the batches at the providers of models are, as a line for people; "" if none is under way."""
+
+    run_id: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentFigures:
     """The figures of one experiment at the end of a run; None where nothing was scored."""
 
@@ -171,7 +182,7 @@ class EvalRunCompleted:
     experiments: Mapping[str, ExperimentFigures] = EMPTY
 
 
-type RunEvent = EvalRunStarted | TrialStarted | SampleEvaluated | EvalRunCompleted
+type RunEvent = EvalRunStarted | TrialStarted | SampleEvaluated | BatchesProgressed | EvalRunCompleted
 """The events that observers of a run receive."""
 
 

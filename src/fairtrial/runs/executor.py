@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ class Executor(Protocol):
         """The rules of trials in this process; None if all are executed in others, whose end this one survives."""
         ...
 
-    async def execute(self, trial: PlannedTrial) -> EvalResult:
+    def execute(self, trial: PlannedTrial) -> Awaitable[EvalResult]:
         """Execute one trial."""
         ...
 
@@ -37,11 +37,12 @@ type OpenExecutor = Callable[[RunRequest], AbstractAsyncContextManager[Executor]
 """Opens what executes the trials of a run."""
 
 
-async def execute_trial(rules: TrialRules, trial: PlannedTrial) -> EvalResult:
+def execute_trial(rules: TrialRules, trial: PlannedTrial) -> Awaitable[EvalResult]:
     """Execute one trial in this process, or score its stored output."""
+    # Not `async`, as are others on this way: each step into a task that waits goes through every coroutine around it.
     if trial.stored is not None:
-        return await score_stored(rules, trial)
-    return await run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
+        return score_stored(rules, trial)
+    return run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
 
 
 class OwnExecutor:
@@ -50,9 +51,9 @@ class OwnExecutor:
     def __init__(self, rules: TrialRules) -> None:
         self.rules = rules
 
-    async def execute(self, trial: PlannedTrial) -> EvalResult:
+    def execute(self, trial: PlannedTrial) -> Awaitable[EvalResult]:
         """Execute one trial."""
-        return await execute_trial(self.rules, trial)
+        return execute_trial(self.rules, trial)
 
 
 @contextlib.asynccontextmanager

@@ -12,12 +12,13 @@ from uuid import uuid4
 from fairtrial.base.codec import digest, from_json, to_json
 from fairtrial.base.formatting import count
 from fairtrial.base.frozen import EMPTY, JSON
+from fairtrial.data.splits import SplitOrigin
 from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs.baseline import SuiteCode
 from fairtrial.runs.plan import AUTO, Resume, RunRequest
-from fairtrial.store.notes import PlanNote, write_notes
+from fairtrial.store.notes import PlanNote, UserNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig, Experiment
 
@@ -188,6 +189,8 @@ def describe_run(
     tags: Mapping[str, str],
     once: str | None = None,
     plan: AnalysisPlan | None = None,
+    split: SplitOrigin | None = None,
+    users: Sequence[UserNote] = (),
 ) -> RunRecord:
     """Return a run as it would be stored."""
     dataset: Mapping[str, Any] = identity.dataset
@@ -196,6 +199,10 @@ def describe_run(
         notes |= write_notes(once=digest(once)[:32])
     if plan is not None:
         notes |= write_notes(plans=[plan_note(plan)])
+    if split is not None:
+        notes |= write_notes(split=split)
+    if users:
+        notes |= write_notes(users=users)
     return RunRecord(
         run_id=uuid4().hex[:12],
         suite=identity.suite,

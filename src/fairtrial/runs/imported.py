@@ -24,6 +24,7 @@ from fairtrial.data.session.events import NO_USAGE, TokenUsage
 from fairtrial.data.session.session import Session
 from fairtrial.data.session.views import Envelope
 from fairtrial.errors import DataError, StoreError, UnknownRunError
+from fairtrial.runs.opening import write_column_file
 from fairtrial.scoring.score import Score
 from fairtrial.store.notes import ImportNote, write_notes
 from fairtrial.store.portable import copy_run
@@ -188,8 +189,7 @@ def store_run(store: RunStore, suite: ImportedSuite, source: ImportedRun, format
         refused = store.commit(run.run_id, results, {place: samples[place] for place in places}).refused
         if refused:
             raise StoreError(f"trial {refused[0][0]} of {source.source_id} cannot be stored: {refused[0][1]}")
-    store.update_run(run.run_id, status=source.status, finished_at=source.finished_at)
-    return StoredRun(store.get_run(run.run_id), "imported")
+    return _ended(store, replace(run, status=source.status, finished_at=source.finished_at))
 
 
 def store_copy(store: RunStore, source: RunStore, run: RunRecord, content: str) -> StoredRun:
@@ -209,8 +209,14 @@ def store_copy(store: RunStore, source: RunStore, run: RunRecord, content: str) 
     origin = ImportNote("bundle", run.run_id, content, time.time())
     notes = {**run.notes, **write_notes(imported=origin)}
     copy_run(source, replace(run, status="running", finished_at=None, notes=notes), store)
+    return _ended(store, run)
+
+
+def _ended(store: RunStore, run: RunRecord) -> StoredRun:
     store.update_run(run.run_id, status=run.status, finished_at=run.finished_at)
-    return StoredRun(store.get_run(run.run_id), "imported")
+    stored = store.get_run(run.run_id)
+    write_column_file(store, stored)
+    return StoredRun(stored, "imported")
 
 
 def _record(suite: ImportedSuite, source: ImportedRun, format: str) -> RunRecord:
@@ -256,23 +262,28 @@ class _FixedClock:
 def _results(run: RunRecord, source: ImportedRun) -> Iterator[EvalResult]:
     for trial in source.trials():
         key = TrialKey(run.run_id, run.experiments[trial.experiment], source.dataset[trial.sample].id, trial.repeat)
-        metadata = dict(trial.metadata)
-        if trial.latency_ms is None:
-            metadata["untimed"] = True
-        yield EvalResult(
-            key=key,
-            ordinal=run.ordinal(trial.sample, trial.experiment, trial.repeat),
-            outcome=trial.outcome,
-            score=trial.score,
-            output=trial.output,
-            latency_ms=trial.latency_ms or 0,
-            usage=trial.usage,
-            error=trial.error,
-            stage=trial.stage,
-            started_at=trial.started_at,
-            metadata=metadata,
-            snapshot=_snapshot(key, trial),
-        )
+        yield imported_result(key, run.ordinal(trial.sample, trial.experiment, trial.repeat), trial)
+
+
+def imported_result(key: TrialKey, ordinal: int, trial: ImportedTrial) -> EvalResult:
+    """Return the result of an imported trial, with its transcript."""
+    metadata = dict(trial.metadata)
+    if trial.latency_ms is None:
+        metadata["untimed"] = True
+    return EvalResult(
+        key=key,
+        ordinal=ordinal,
+        outcome=trial.outcome,
+        score=trial.score,
+        output=trial.output,
+        latency_ms=trial.latency_ms or 0,
+        usage=trial.usage,
+        error=trial.error,
+        stage=trial.stage,
+        started_at=trial.started_at,
+        metadata=metadata,
+        snapshot=_snapshot(key, trial),
+    )
 
 
 def _snapshot(key: TrialKey, trial: ImportedTrial) -> bytes | None:

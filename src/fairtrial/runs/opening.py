@@ -7,22 +7,27 @@ from itertools import islice
 
 import anyio
 
+from fairtrial.base.codec import digest
 from fairtrial.base.frozen import FrozenDict
 from fairtrial.base.offload import in_thread
 from fairtrial.errors import RunBusyError
 from fairtrial.reports.figures.summaries import TotalsAnalysis
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_inputs, check_prices, refuse_clusters, scored_again
+from fairtrial.runs.callables import describe
 from fairtrial.runs.events import EvalRunCompleted, ExperimentFigures, log
 from fairtrial.runs.identity import ResumedRun, describe_run, identify, open_run
 from fairtrial.runs.plan import RunRequest
 from fairtrial.runs.retries import altered_input
 from fairtrial.runs.writer import ask_store
 from fairtrial.store import column_cache
-from fairtrial.store.notes import NoteChanges
+from fairtrial.store.export import export_beside_segments
+from fairtrial.store.notes import NoteChanges, UserNote
 from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
 from fairtrial.store.redact import current
 from fairtrial.store.rows import refuse_secrets
+from fairtrial.trials.run_trial import TrialRules
+from fairtrial.trials.task import USER_OF
 
 _CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others when they are read.
 _POLL_SECONDS = 1.0
@@ -56,8 +61,29 @@ def _describe(request: RunRequest) -> RunRecord:
         refuse_secrets(redactor, sample, ordinal)
     identity = identify(request)
     return describe_run(
-        identity, request.experiments, request.config, tags=request.tags, once=request.once, plan=request.plan
+        identity,
+        request.experiments,
+        request.config,
+        tags=request.tags,
+        once=request.once,
+        plan=request.plan,
+        split=request.dataset.split_origin,
+        users=user_notes(request.rules, request.home),
     )
+
+
+def user_notes(rules: TrialRules, home: str) -> list[UserNote]:
+    """Return the users that the experiments talk to, each with a digest of its model, prompt and code."""
+    digests: dict[int, str] = {}
+    notes = []
+    for task, experiment in zip(rules.tasks, rules.experiments, strict=True):
+        user = getattr(task.fn, USER_OF, None)
+        if user is None:
+            continue
+        if id(user) not in digests:
+            digests[id(user)] = digest(describe({"user": user}, home).parts)[:16]
+        notes.append(UserNote(experiment.name, user.model, digests[id(user)]))
+    return notes
 
 
 async def wait_for_other(
@@ -103,8 +129,15 @@ def rescoring_notes(store: RunStore, run: RunRecord) -> NoteChanges:
 
 
 def write_column_file(store: RunStore, run: RunRecord) -> None:
-    """Write the column file of a large run that has ended, so that its first report is quick."""
-    if run.finished_at is not None and run.planned >= column_cache.WRITTEN_AT_THE_END:
+    """Write the column file of a large run that has ended, so that its first report is quick.
+
+    If its transcripts are in a bucket or a folder, write its columns there, for the tools of others.
+    """
+    if run.finished_at is None:
+        return
+    if run.noted.transcripts is not None:
+        export_beside_segments(store, run)
+    if run.planned >= column_cache.WRITTEN_AT_THE_END:
         # numpy takes longer to load than a small run takes.
         from fairtrial.reports.figures.column_file import write_columns
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -146,7 +146,7 @@ class StoredTrials:
 class TrialFeed:
     """Trials from several sources, one after the other. Workers share it as an async iterator."""
 
-    def __init__(self, *sources: Iterator[PlannedTrial] | StoredTrials) -> None:
+    def __init__(self, *sources: Iterator[PlannedTrial] | AsyncIterator[PlannedTrial]) -> None:
         self._sources = deque(sources)
 
     def __aiter__(self) -> TrialFeed:
@@ -156,7 +156,7 @@ class TrialFeed:
         while self._sources:
             source = self._sources[0]
             try:
-                return await anext(source) if isinstance(source, StoredTrials) else next(source)
+                return await anext(source) if isinstance(source, AsyncIterator) else next(source)
             except (StopIteration, StopAsyncIteration):
                 if self._sources and self._sources[0] is source:  # Another worker may have removed it.
                     self._sources.popleft()
@@ -171,14 +171,15 @@ def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) 
     """
     redactor = current()
     cursor = _Cursor(dataset)
+    split, run_id, experiments = run.split, run.run_id, run.experiments
     for ordinal in missing_ordinals(run.planned, done):
-        sample_ordinal, experiment, repeat = run.split(ordinal)
+        sample_ordinal, experiment, repeat = split(ordinal)
         if cursor.position == sample_ordinal:
             sample = cursor.current
         else:
             sample = cursor.at(sample_ordinal)
             refuse_secrets(redactor, sample, sample_ordinal)
-        key = TrialKey(run.run_id, run.experiments[experiment], sample.id, repeat)
+        key = TrialKey(run_id, experiments[experiment], sample.id, repeat)
         yield PlannedTrial(key, ordinal, sample_ordinal, experiment, sample)
 
 

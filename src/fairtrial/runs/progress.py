@@ -20,13 +20,13 @@ from rich.text import Text
 from fairtrial.base.formatting import money
 from fairtrial.base.rates import rate_bounds
 from fairtrial.reports.render.safe_text import plain
-from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
+from fairtrial.runs.events import BatchesProgressed, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
 
 _WINDOW_SECONDS = 20.0
 _PLAIN_SECONDS = 15.0
 _NOTEBOOK_SECONDS = 0.5
-_ERRORS: frozenset[Any] = frozenset({"task_error", "scorer_error", "timeout", "dead_letter"})
+_ERRORS: frozenset[Any] = frozenset({"task_error", "scorer_error", "timeout", "dead_letter", "user_error"})
 
 
 class Tally:
@@ -55,6 +55,7 @@ class Tally:
         self.cost: float | None = None
         self.since = time.monotonic()
         self.remark = ""
+        self.batches = ""  # How far the batches at the providers are.
 
     def publish(self, event: RunEvent) -> None:
         """Count an event."""
@@ -65,6 +66,8 @@ class Tally:
             self._count(event.result)  # type: ignore[union-attr]  # told apart by its class, which costs less
         elif isinstance(event, EvalRunStarted):
             self._start(event)
+        elif isinstance(event, BatchesProgressed):
+            self.batches = event.line
 
     def _count(self, result: Any) -> None:
         self.ended += 1
@@ -126,6 +129,8 @@ class Display:
             self._eta(),
         )
         lines: list[RenderableType] = [head, _line(self._verdicts()), _line(self._pace())]
+        if tally.batches:
+            lines.append(Text(f"  {tally.batches}", no_wrap=True, overflow="ellipsis"))
         if tally.remark:
             lines.append(Text(tally.remark, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
@@ -176,6 +181,7 @@ class Display:
         return (
             f"{plain(tally.suite)}: {tally.done:,} of {tally.planned:,} trials, {passed_so_far(tally)}, "
             f"{errors or 'no errors'}, {self.rate():,.1f}/s, {self._eta()}"
+            + (f"; {tally.batches}" if tally.batches else "")
         )
 
 

@@ -67,6 +67,9 @@ async def rescore_run(
 
 def _match_suite(request: RunRequest, parent: RunRecord, any_experiment: bool) -> RunRequest:
     """Return the request with the experiments, parameters and seed of the stored outputs."""
+    if parent.noted.sampling is not None:  # Live traces are the samples; the suite has none.
+        samples = (sample for _, sample in request.store.samples(parent.run_id))
+        request = replace(request, dataset=Dataset(samples, name=parent.dataset_name))
     own = {experiment.name: place for place, experiment in enumerate(request.experiments)}
     for name in () if any_experiment else parent.experiments:
         if name not in own:
@@ -149,7 +152,9 @@ def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
         created_at=time.time(),
         finished_at=None,
         notes=write_notes(order=parent.noted.order)
-        | (write_notes(plans=parent.noted.plans) if parent.noted.plans else {}),
+        | (write_notes(plans=parent.noted.plans) if parent.noted.plans else {})
+        | (write_notes(split=parent.noted.split) if parent.noted.split else {})
+        | (write_notes(sampling=parent.noted.sampling) if parent.noted.sampling else {}),
         identity=identity,
     )
     return ResumedRun(store.create_run(run), resumed=False)
@@ -197,7 +202,8 @@ class _RescoredTrials:
     async def execute(self, trial: PlannedTrial) -> EvalResult:
         """Score a stored output; a trial without one keeps its error."""
         stored = trial.stored
-        if stored is not None and stored.outcome not in ("scored", "scorer_error"):
+        scorable = stored is None or stored.outcome in ("scored", "scorer_error") or stored.stage == "score"
+        if stored is not None and not scorable:
             return replace(stored, key=trial.key, source=None)
         result = await self._execute(trial)
         failed = self._failed.get(trial.ordinal)

@@ -15,7 +15,7 @@ from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.trials.run_trial import TrialRules, score_again
 
 STORED_PAGE = 64  # Stored results read at once, with their outputs and transcripts.
-_RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
+_RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter", "user_error")
 
 
 class RetrySet:

@@ -31,7 +31,7 @@ from fairtrial.base.offload import loop_caller
 from fairtrial.errors import RunBusyError, StoreError, StoreUnavailableError
 from fairtrial.runs.events import log
 from fairtrial.runs.writer import ask_store
-from fairtrial.store.protocol import RunOwner, RunRecord, RunStatus, RunStore
+from fairtrial.store.protocol import RESUMABLE, RunOwner, RunRecord, RunStatus, RunStore
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
@@ -280,3 +280,22 @@ def _has_ended(owner: str) -> bool:
     if _start_time(pid) != facts.get("started"):
         return True  # The process number has been reused.
     return pid == os.getpid() and facts.get("token") not in _held
+
+
+def old_runs(store: RunStore, before: float, *, keep_last: int = 0, suite: str | None = None) -> list[RunRecord]:
+    """Return runs that may be deleted, oldest first: ended before that time, not kept, executed or being rescored."""
+    every = store.runs()
+    read = {run.parent_run for run in every if run.status in ("running", *RESUMABLE)}
+    kept: dict[str, int] = {}
+    chosen: list[RunRecord] = []
+    for run in every:  # Newest first.
+        if run.status not in ("finished", "stopped") or (suite is not None and run.suite != suite):
+            continue
+        # A run that was stopped takes no place of a finished one, and stays as long as those after it.
+        finished = kept[run.suite] = kept.get(run.suite, 0) + (run.status == "finished")
+        is_kept = run.noted.kept or (finished <= keep_last if run.status == "finished" else finished < keep_last)
+        if is_kept or (run.finished_at or run.created_at) >= before or run.run_id in read:
+            continue
+        if active_owner(store, run.run_id) is None:
+            chosen.append(run)
+    return chosen[::-1]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
+from fairtrial.base.garbage import fewer_collections
 from fairtrial.base.metrics import RunProgress, track_run
-from fairtrial.base.offload import in_thread, loop_caller
+from fairtrial.base.offload import in_thread, loop_caller, on_trio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
+from fairtrial.models.batches.batching import batches_allowed
 from fairtrial.models.judges.checks import judge_notes
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.runs import events, run_lease
@@ -49,6 +51,9 @@ from fairtrial.trials.context import TraceSource, TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules
 from fairtrial.trials.task import resolve_task
+
+if TYPE_CHECKING:
+    from fairtrial.models.batches.sender import RunBatches
 
 _READING = "reading the run"  # What waits for a store that is unavailable.
 _MAX_ROUNDS = 3  # How often trials are executed, including the first time, if the store loses their results.
@@ -390,30 +395,63 @@ class RunTrials:
         return result if self._retries is None else self._retries.with_earlier_cost(result)
 
 
-async def execute_trials(
-    work: OpenRun, make_source: type[TrialSource], open_executor: OpenExecutor | None = None
-) -> None:
+type MakeSource = Callable[[OpenRun, Execute], TrialSource]
+
+
+async def execute_trials(work: OpenRun, make_source: MakeSource, open_executor: OpenExecutor | None = None) -> None:
     """Execute the trials of an open run, in this process by default."""
     request, run = work.request, work.run
     lease = work.lease = await run_lease.acquire(request.store, run.run_id)
     _warn_of_fleet(run)
-    with unwrap_error_groups():
+    with unwrap_error_groups(), fewer_collections():
         async with anyio.create_task_group() as group:
             group.start_soon(lease.watch)
             here = execute_here(request.rules, request.lifespan)
             opened: AbstractAsyncContextManager[Executor] = here if open_executor is None else open_executor(request)
-            async with opened as executor:
-                await _execute_trials(work, lease, make_source, executor)
+            async with opened as executor, _open_batches(work, lease) as batches:
+                await _execute_trials(work, lease, make_source, executor, batches)
             group.cancel_scope.cancel()
 
 
-async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[TrialSource], executor: Executor) -> None:
+@contextlib.asynccontextmanager
+async def _open_batches(work: OpenRun, lease: RunLease) -> AsyncIterator[RunBatches | None]:
+    """Let the trials of a run call models in batches, if an adapter of this process may do so."""
+    request = work.request
+    if not batches_allowed() or on_trio():
+        yield None
+        return
+    from fairtrial.models.batches.sender import RunBatches  # It loads the database's library.
+
+    def tell(line: str) -> None:
+        request.observers.publish(events.BatchesProgressed(work.run.run_id, line))
+
+    async with RunBatches(request.store, work.run.run_id, lease.epoch, tell).running() as batches:
+        batches.stop = lambda reason: work.stop.request(reason, resumable=True)
+        yield batches
+        ended = work.stop.reason is None or not work.stop.resumable
+        note = await batches.close() if ended else None
+        if note is not None:
+            changes = write_notes(batches=note)
+            await ask_store(
+                lambda: request.store.update_run(work.run.run_id, notes=changes, epoch=lease.epoch), "ending the run"
+            )
+
+
+async def _execute_trials(
+    work: OpenRun,
+    lease: RunLease,
+    make_source: MakeSource,
+    executor: Executor,
+    batches: RunBatches | None,
+) -> None:
     request, run = work.request, work.run
     source = make_source(work, executor.execute)
     done = await work.done()
     trials, remaining = await source.begin(done)
     expected = await ask_store(lambda: expected_results(request.store, run), _READING)
     limits = await work.start(source.replaced_costs())
+    if batches is not None:
+        batches.budget_left = limits.budget_left
 
     async def run_all(trials: TrialFeed, execute: Execute, workers: int) -> Writer:
         work.writer = Writer(request.store, run.run_id, epoch=lease.epoch)
@@ -429,12 +467,15 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
             on_result=work.on_result,
             lease=lease,
             progress=work.progress,
-            share_slots=request.rules.traces is not None,
+            share_slots=request.rules.traces is not None or batches is not None,
+            window=lambda: 0 if batches is None else batches.window,
         )
         return work.writer
 
     execute: Execute = source.execute
-    if run.parent_run is None and executor.rules is not None:
+    # A run with batches goes on for days: it is no trial's fault that its process was ended meanwhile, and a child
+    # process, in which a suspected trial is executed, could not wait for a batch.
+    if run.parent_run is None and executor.rules is not None and batches is None:
         suspects = SuspectedTrials(request, run, lease, executor.rules)
         if await suspects.begin(done) and work.stop.reason is None:
             writer = await run_all(TrialFeed(suspects.trials(done)), suspects.execute, suspects.workers)
@@ -443,6 +484,8 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                 await suspects.end(done)  # `trials` is read lazily and skips trials that are done.
                 remaining -= len(suspects.ordinals)
         execute = suspects.noting(execute)
+    if batches is not None:
+        execute = _noting_trials(batches, execute)
     for _round in range(_MAX_ROUNDS):
         writer = await run_all(trials, execute, min(request.config.max_concurrent, max(remaining, 1)))
         limits.end_stopped(work.stop)
@@ -464,6 +507,19 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
             run.run_id,
         )
         trials = source.missing(done)
+
+
+def _noting_trials(batches: RunBatches, execute: Execute) -> Execute:
+    """Return a function that executes a trial, and tells the batches of the run that it is being executed."""
+
+    async def noted(trial: PlannedTrial) -> EvalResult:
+        batches.begin_trial(trial.key, trial.ordinal)
+        try:
+            return await execute(trial)
+        finally:
+            batches.end_trial(trial.key)
+
+    return noted
 
 
 def _warn_of_fleet(run: RunRecord) -> None:

@@ -188,7 +188,8 @@ class Limits:
     def check(self, result: EvalResult, stop: Stop) -> None:
         """Check one result and stop the run if it exceeds a limit."""
         self.repeated_errors.see(result)
-        if self.repeated_errors.stopped.keys() >= set(self.repeated_errors.experiments):
+        stopped = self.repeated_errors.stopped
+        if stopped and stopped.keys() >= set(self.repeated_errors.experiments):
             self.end_stopped(stop)
         failed = result.outcome == "scorer_error" if self.only_judges else not result.success
         if self.stop_on_error and failed:
@@ -214,6 +215,10 @@ class Limits:
                 extra=trial_fields(result.key, result.attempt),
             )
 
+    def budget_left(self) -> float | None:
+        """Return what is left of the cost cap in US dollars; None without one."""
+        return None if self.max_cost_usd is None else self.max_cost_usd - self.spent_usd
+
     def check_cost(self, stop: Stop) -> None:
         """Stop the run if it has reached its cost cap; costs before it was resumed count."""
         if self.max_cost_usd is not None and self.spent_usd >= self.max_cost_usd:
@@ -238,10 +243,12 @@ async def run_trials(
     lease: RunLease | None = None,
     progress: RunProgress | None = None,
     share_slots: bool = False,
+    window: Callable[[], int] = int,
 ) -> None:
     """Execute trials until the plan is empty, `stop` is requested or the `lease` of the run is lost.
 
-    With `share_slots`, a trial that only waits for the spans of its application lets another one run.
+    With `share_slots`, a trial that only waits for the spans of its application lets another one run, and so does one
+    that waits for a batch of its model's provider, until as many wait as `window` returns.
 
     After a stop, trials in flight may finish within the grace time and are then cancelled; cancelled trials leave no
     result, so a resumed run executes them again.
@@ -288,7 +295,7 @@ async def run_trials(
             async with anyio.create_task_group() as crew:
                 group.start_soon(_cancel_after_grace, stop, grace_seconds, crew.cancel_scope)
                 if share_slots:
-                    slots = SharedSlots(workers, lambda: crew.start_soon(slots_work))
+                    slots = SharedSlots(workers, lambda: crew.start_soon(slots_work), window=window)
                 for _ in range(workers):
                     crew.start_soon(work if slots is None else slots_work)
             group.cancel_scope.cancel()
@@ -301,11 +308,12 @@ class SharedSlots:
     served. A worker that has become surplus by this ends after its trial.
     """
 
-    def __init__(self, count: int, start_worker: Callable[[], object]) -> None:
+    def __init__(self, count: int, start_worker: Callable[[], object], *, window: Callable[[], int] = int) -> None:
         self._slots = anyio.Semaphore(count)
         self._start_worker = start_worker
         self._surplus = 0
         self._most = max(_LEAST_WAITING, count * _WAITING_PER_SLOT)
+        self._window = window
 
     async def __aenter__(self) -> None:
         await self._slots.acquire()
@@ -316,8 +324,11 @@ class SharedSlots:
 
     def release(self) -> bool:
         """Give up a slot; False if too many trials wait already."""
-        if self._surplus >= self._most:
-            return False
+        window = self._window()
+        if self._surplus >= (window or self._most):
+            if window:  # Nobody holds a slot for hours: others, whose replies have come, need it.
+                self._slots.release()
+            return window > 0
         self._surplus += 1
         self._slots.release()
         self._start_worker()

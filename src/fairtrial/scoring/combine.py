@@ -46,6 +46,12 @@ class Combined(Scorer):
         if not members:
             raise ConfigurationError(f"{name}() must have at least one evaluator (got none)")
         self.members = tuple(resolve(member) for member in members)
+        guards = [member.name for member in self.members if member.is_guard]
+        if guards and name not in ("all_of", "composite"):
+            raise ConfigurationError(
+                f"{name}() cannot combine {guards[0]!r}, which has no score of its own\n"
+                f"write all_of({guards[0]}(...), {name}(...))"
+            )
         self._names = [member.name for member in self.members] if names is None else names
         self._rule = rule
         self.name = name
@@ -62,6 +68,11 @@ class Combined(Scorer):
     def needs_expected(self) -> bool:
         """Whether a member cannot score a sample without an expected value."""
         return any(member.needs_expected for member in self.members)
+
+    @property
+    def is_guard(self) -> bool:
+        """Whether all members are."""
+        return all(member.is_guard for member in self.members)
 
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
@@ -85,16 +96,19 @@ class Combined(Scorer):
             except Exception as error:
                 error.add_note(f"raised by evaluator {member.name!r}")
                 raise
-        return parts
+        return parts  # No guard is quick.
 
     async def parts(self, case: Case) -> list[tuple[str, Score]]:
-        """Return the score of each member, in order. All members finish before the first error is raised."""
-        parts: list[tuple[str, Score]] = []
-        for name, score in await self.outcomes(case):
+        """Return the score of each member, in order. All members finish before the first error is raised.
+
+        Guards are left out, and their errors come first.
+        """
+        found = list(zip(self.members, await self.outcomes(case), strict=True))
+        for _member, (_name, score) in sorted(found, key=lambda one: not one[0].is_guard):
             if isinstance(score, Exception):
                 raise score
-            parts.append((name, score))
-        return parts
+        scored = [part for member, part in found if not member.is_guard]
+        return [(name, score) for name, score in scored or [part for _, part in found] if isinstance(score, Score)]
 
     async def outcomes(self, case: Case) -> list[tuple[str, Score | Exception]]:
         """Return the score or the error of each member, in order."""

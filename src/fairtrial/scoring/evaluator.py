@@ -266,6 +266,11 @@ class Scorer:
         """Whether a sample without an expected value cannot be scored."""
         return False
 
+    @property
+    def is_guard(self) -> bool:
+        """Whether it only decides if a trial can be scored at all, by raising an error: it is no part of the score."""
+        return False
+
     name: str
     needs_session: bool
     is_async: bool

@@ -30,6 +30,9 @@ GOLDEN_SETS: Mapping[str, str] = {
     "summarization": "which points are the main ones is the judge's opinion; very long sources may be read in part",
     "task_completion": "only the transcript is seen: what a tool did but did not report, and what it reported wrongly, "
     "are not",
+    "goal_reached": "only the transcript is seen: the state of the system behind it is not checked",
+    "kept_role": "the role is what the system message says of it: unwritten rules of a house are not known",
+    "remembered": "details that no later turn needed are not tested, and all mistakes weigh the same",
 }
 """The names of the golden sets, which are those of their metrics, with what the metric cannot tell."""
 

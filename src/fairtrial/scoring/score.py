@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from fairtrial.base.codec import to_json
 from fairtrial.base.frozen import EMPTY, JSON, FrozenDict, freeze
 
 SHARE = (0.0, 1.0)
 """The bounds of a metric that is a share or a score."""
+
+type Rating = Literal["excellent", "good", "fair", "poor", "wrong"]
+"""What a judge or a person may say of an output."""
+
+RATING_VALUES: Mapping[Rating, float] = {"excellent": 1.0, "good": 0.75, "fair": 0.5, "poor": 0.25, "wrong": 0.0}
+"""The value of the score for each rating."""
+PASSING_RATINGS: frozenset[Rating] = frozenset({"excellent", "good"})
+"""The ratings with which an output passes."""
 
 
 @dataclass(frozen=True, slots=True)

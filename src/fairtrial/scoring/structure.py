@@ -117,19 +117,34 @@ def _first_difference(found: Any, wanted: Any, path: str) -> str:
     return "" if same_json(found, wanted) else f"wrong: {path}"
 
 
-def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
-    """Passes if the output is valid under a JSON Schema (draft 2020-12). Text is read as JSON first."""
+def schema_check(schema: Mapping[str, Any], what: str) -> Callable[[Any], str]:
+    """Return a function that returns the worst problem of a value under a JSON Schema; "" if it is valid.
+
+    Raises:
+        ConfigurationError: the schema is invalid; `what` says what needs it.
+    """
     try:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError, best_match
         from referencing import Registry
     except ImportError:
-        raise MissingExtraError("json_schema", "text") from None
+        raise MissingExtraError(what.removesuffix("()"), "text") from None
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise ConfigurationError(f"json_schema(): invalid schema: {error.message}") from None
+        raise ConfigurationError(f"{what}: invalid schema: {error.message}") from None
     validator = Draft202012Validator(schema, registry=Registry())  # An empty registry: a reference fetches nothing.
+
+    def problem_of(value: Any) -> str:
+        worst = best_match(validator.iter_errors(value))
+        return "" if worst is None else f"{worst.json_path}: {worst.message}"[:500]
+
+    return problem_of
+
+
+def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
+    """Passes if the output is valid under a JSON Schema (draft 2020-12). Text is read as JSON first."""
+    problem_of = schema_check(schema, "json_schema()")
 
     @evaluator(inline=True, name="json_schema")
     def valid(output: Any, expected: Any) -> Score:
@@ -137,8 +152,8 @@ def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
             tree = as_json(output)
         except CodecError as error:
             return Score(0.0, False, f"the output is not JSON: {error.problem}")
-        worst = best_match(validator.iter_errors(tree))
-        return Score(1.0, True) if worst is None else Score(0.0, False, f"{worst.json_path}: {worst.message}"[:500])
+        problem = problem_of(tree)
+        return Score(0.0, False, problem) if problem else Score(1.0, True)
 
     return valid
 

@@ -119,5 +119,6 @@ from fairtrial.stats.sequential import (
     rate_decision as rate_decision,
     stopped_by_width as stopped_by_width,
 )
+from fairtrial.stats.weighted import unequal_chances_mean as unequal_chances_mean
 
 __all__: list[str]

@@ -139,8 +139,12 @@ class Clusters:
     count: int
 
     def totals(self, values: FloatArray) -> FloatArray:
-        """The sum of `values` within each cluster."""
-        return np.bincount(self.codes, weights=values, minlength=self.count).astype(np.float64)
+        """The sum of `values` within each cluster: to the last bit the same in any order, and with the other sign."""
+        order = np.argsort(np.abs(values))
+        codes, ordered = self.codes[order], values[order]
+        gains = np.bincount(codes, weights=np.maximum(ordered, 0), minlength=self.count)
+        losses = np.bincount(codes, weights=np.maximum(-ordered, 0), minlength=self.count)
+        return (gains - losses).astype(np.float64)
 
     @property
     def sizes(self) -> FloatArray:

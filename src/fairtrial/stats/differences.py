@@ -24,7 +24,14 @@ from fairtrial.stats._arrays import (
     t_tail,
     two_sided,
 )
-from fairtrial.stats.intervals import FARTHER, FEW_IMPERFECT, ClusteredError, exact_rate_interval, sem, totals_error
+from fairtrial.stats.intervals import (
+    FEW_IMPERFECT,
+    ClusteredError,
+    exact_rate_interval,
+    sem,
+    totals_error,
+    with_one_farther,
+)
 from fairtrial.stats.power import detectable_shift
 
 FEW_GROUP_CLUSTERS = 5
@@ -414,13 +421,7 @@ class _UnitInference:
         return [_Span(centre - half, centre + half, "Bonett-Price pseudo-pairs", p)]
 
     def _farther(self) -> _Span:
-        size = float(self.units.sizes.mean())
-        residuals = self.units.totals - self.units.difference * self.units.sizes
-        farthest = float(residuals[np.argmax(np.abs(residuals))])
-        totals = np.append(self.units.totals, self.units.difference * size + FARTHER * farthest)
-        sizes = np.append(self.units.sizes, size)
-        error = totals_error(totals, sizes)
-        centre = float(totals.sum() / sizes.sum())
+        centre, error, _ = with_one_farther(self.units.totals, self.units.sizes, self.units.difference)
         half = t_quantile(two_sided(self.plan.level), error.df) * error.se
         p = 2 * t_tail(abs(centre) / error.se, error.df)
         return _Span(centre - half, centre + half, FARTHER_OUT, p)

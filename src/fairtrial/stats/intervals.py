@@ -206,7 +206,11 @@ def totals_error(
     error shows. Clusters of one size have C - 1 all the same; of unequal ones with similar values, the large ones
     decide, and there are fewer.
     """
-    n = float(sizes.sum())
+    n, count = float(sizes.sum()), sizes.size
+    if _are_equal(sizes):  # What follows, without arrays of equal numbers.
+        residuals = totals - float(totals.sum()) / count
+        squared = float(np.sum(residuals * residuals)) / (1 - 1 / count) / n**2
+        return ClusteredError(sqrt(squared), count - 1.0, float(count))
     share = sizes / n
     residuals = totals - float(totals.sum()) * share
     squared = float(np.sum(residuals * residuals / (1 - share))) / n**2
@@ -214,11 +218,36 @@ def totals_error(
     correlation = 0.0
     if variance is not None and variance > 0 and typical > 1:
         correlation = min(1.0, max(0.0, (squared * n / variance - 1) / (typical - 1)))
-    df = _satterthwaite(share, sizes * (1 + correlation * (sizes - 1)))
+    df = satterthwaite(share, sizes * (1 + correlation * (sizes - 1)))
     return ClusteredError(sqrt(squared), df, 1 / float(np.sum(share * share)))
 
 
-def _satterthwaite(share: arrays.FloatArray, variances: arrays.FloatArray) -> float:
+def _are_equal(sizes: arrays.FloatArray) -> bool:
+    return bool((sizes == sizes[0]).all())
+
+
+def with_one_farther(
+    totals: arrays.FloatArray, sizes: arrays.FloatArray, mean: float
+) -> tuple[float, ClusteredError, float]:
+    """Return the mean of clusters with this mean and one more of mean size, and its error.
+
+    The one more is twice as far from the mean as the farthest, whose residual is the last value.
+    """
+    size, count = float(sizes.mean()), sizes.size
+    residuals = totals - mean * sizes
+    low, high = float(residuals.min()), float(residuals.max())
+    farthest = float(residuals[np.argmax(np.abs(residuals))]) if high == -low else max(low, high, key=abs)
+    added = FARTHER * farthest
+    if _are_equal(sizes):  # The squares around the new mean follow from those around the old one.
+        n = size * (count + 1)
+        squares = float(np.sum(np.square(residuals, out=residuals))) + added * added * count / (count + 1)
+        error = ClusteredError(sqrt(squares / (1 - 1 / (count + 1))) / n, float(count), count + 1.0)
+        return mean + added / n, error, farthest
+    more, sizes = np.append(totals, mean * size + added), np.append(sizes, size)
+    return float(more.sum() / sizes.sum()), totals_error(more, sizes), farthest
+
+
+def satterthwaite(share: arrays.FloatArray, variances: arrays.FloatArray) -> float:
     """(tr M)^2/tr(M^2) of the covariances M of S_g/sqrt(1 - share), for independent sums with these variances."""
     weights, total = 1 / (1 - share), float(variances.sum())
     # The covariances are diag(v) + B, B = -(v s' + s v') + V s s', in sums over clusters instead of matrices.
@@ -412,12 +441,8 @@ def _unbounded_interval(
     half = arrays.t_quantile(arrays.two_sided(level), error.df) * error.se
     low, high = mean - half, mean + half
     totals, sizes = (means, np.ones(means.size)) if groups is None else (groups.totals(means), groups.sizes)
-    residuals = totals - mean * sizes
-    farthest = float(residuals[np.argmax(np.abs(residuals))])
-    size = float(sizes.mean())
-    more, sizes = np.append(totals, mean * size + FARTHER * farthest), np.append(sizes, size)
-    wider = totals_error(more, sizes)
-    centre, half = float(more.sum() / sizes.sum()), arrays.t_quantile(arrays.two_sided(level), wider.df) * wider.se
+    centre, wider, farthest = with_one_farther(totals, sizes, mean)
+    half = arrays.t_quantile(arrays.two_sided(level), wider.df) * wider.se
     low, high = (low, max(high, centre + half)) if farthest > 0 else (min(low, centre - half), high)
     method = f"t with {error.df:.4g} df" + ("" if groups is None else ", clustered error")
     return arrays.Interval(low, high, level, f"{method}, and one value farther out")
@@ -442,7 +467,7 @@ def quantile_interval(
     n, trials = int(np.count_nonzero(samples.counts)), array.size
     if trials == 0:
         return QuantileEstimate(0, 0, None, share, None, None, None, None, _NOTHING.reason)
-    value = float(np.quantile(array, share, method="inverted_cdf"))
+    value = _at_share(array, share)
     tail = (1 - level) / 2
     if clusters is None and trials == n:
         first, last = arrays.binomial_ranks(tail, n, share)
@@ -451,7 +476,7 @@ def quantile_interval(
         count, worth, worth_n, method = None, None, float(n), "order statistics"
     else:
         # How similar the values of a cluster are shows at the median; few lie beyond a quantile near 0 or 1.
-        middle = value if share == 0.5 else float(np.quantile(array, 0.5, method="inverted_cdf"))
+        middle = value if share == 0.5 else _at_share(array, 0.5)
         shares = [
             mean_interval(arrays.Repeats((samples.flat <= at).astype(np.float64), samples.counts), clusters=clusters)
             for at in dict.fromkeys((value, middle))
@@ -475,6 +500,11 @@ def quantile_interval(
         few = "1 value does" if trials == 1 else f"{trials:,} values do"
         reason = f"{few} not bound this quantile on both sides."
     return QuantileEstimate(n, trials, count, share, value, low, high, method, reason, notes, worth, worth_n)
+
+
+def _at_share(ordered: arrays.FloatArray, share: float) -> float:
+    """Return a quantile of ordered values, as numpy's "inverted_cdf", which would put them in order again."""
+    return float(ordered[max(0, ceil(ordered.size * share - 1))])
 
 
 def _bounded_interval(
@@ -529,14 +559,19 @@ def _bounded_interval(
     t = arrays.t_quantile(arrays.two_sided(level), error.df)
     found = wilson_effective(share, effective, quantile=t, level=level, method=method)
     if not few:
-        ends = [_with_one_more(totals, sizes, end, level) for end in (0, 1)]
+        ends = [with_one_more(totals, sizes, end, level) for end in (0, 1)]
         found = replace(found, low=min(found.low, ends[0].low), high=max(found.high, ends[1].high))
     return found, float(effective), assumed
 
 
-def _with_one_more(totals: arrays.FloatArray, sizes: arrays.FloatArray, value: float, level: float) -> arrays.Interval:
-    """Return the t interval of the mean of these samples (or clusters) and one more at an end of the range."""
-    size = float(sizes.mean())
+def with_one_more(
+    totals: arrays.FloatArray, sizes: arrays.FloatArray, value: float, level: float, *, size: float | None = None
+) -> arrays.Interval:
+    """Return the t interval of the mean of these samples (or clusters) and one more at an end of the range.
+
+    The one more has the mean `size`, unless it is given.
+    """
+    size = float(sizes.mean()) if size is None else size
     totals, sizes = np.append(totals, value * size), np.append(sizes, size)
     error = totals_error(totals, sizes)
     half = arrays.t_quantile(arrays.two_sided(level), error.df) * error.se

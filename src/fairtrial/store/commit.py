@@ -30,9 +30,11 @@ from fairtrial.store.rows import (
     stored_id,
 )
 from fairtrial.store.schema import details, results, runs, samples
+from fairtrial.store.segments import Segments
 from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
 
+_TRANSCRIPT = len(DETAIL_COLUMNS) - 1
 _KNOWN = 5_000  # Samples remembered as stored; trials of one sample come close together.
 _KNOWN_DATASETS = 8
 _RACES = 100
@@ -62,6 +64,10 @@ class OrderConflictError(Exception):
     """The samples of the dataset are stored in another order than this run's."""
 
 
+class TranscriptsMovedError(Exception):
+    """The transcripts of the run are stored elsewhere than when its plan was read, or may have been deleted."""
+
+
 class _OverlapError(Exception):
     """Some trials already have a result, so each must be checked."""
 
@@ -84,11 +90,14 @@ class Batch:
         self.refused: list[tuple[TrialKey, str]] = []
         self.given = given
         self.dataset = 0
+        self.segmented_at: float | None = None  # When the segment was written that rows refer to.
+        self.late = False  # Whether the run has ended.
         self.connections = -1  # The writer's count of connections when `sample_rows` was made.
         self.sample_rows: list[tuple[Any, ...]] = []
         self.unfit: dict[int, str] = {}  # Sample ordinals whose results cannot be stored at all, with the reason.
         self.bare: dict[int, str] = {}  # Sample ordinals of which only the id could be stored, with the reason.
         self.replaced = False  # Whether the transaction has replaced stored results.
+        self.new_samples = False  # Whether the transaction has stored samples.
         self.completed_samples = False  # Whether it has completed samples of which only the id was stored.
         self.samples = {place: sample for place, sample in with_samples.items() if 0 <= place < run.dataset_size}
         # Sample ordinal -> id, for every sample a result or the caller names.
@@ -112,6 +121,15 @@ class Batch:
         # Always in the same order, so that two writers of the same trials cannot deadlock.
         entries.sort(key=itemgetter(0))
         self.entries = entries
+
+    def move_transcripts(self, segments: Segments) -> None:
+        """Write the transcripts as a segment, which the rows refer to from then on."""
+        self.segmented_at = segments.clock.time()
+        detailed = [at for at, entry in enumerate(self.entries) if entry.detail is not None]
+        details = [self.entries[at].detail or () for at in detailed]
+        written = segments.write([detail[_TRANSCRIPT] for detail in details])
+        for at, detail, transcript in zip(detailed, details, written, strict=True):
+            self.entries[at] = self.entries[at]._replace(detail=(*detail[:_TRANSCRIPT], transcript))
 
     @property
     def has_extra_usage(self) -> bool:
@@ -150,7 +168,7 @@ class BatchWriter:
         """Write a batch inside a transaction. Raises `OrderConflictError`, unless the dataset is the run's own."""
         if batch.dataset != dataset or batch.connections != self._connections:
             self.encode_samples(batch, dataset)
-        batch.replaced = batch.completed_samples = False
+        batch.replaced = batch.new_samples = batch.completed_samples = False
         if batch.sample_rows:
             self._put_samples(connection, batch, own)
         refused, entries, unfit, bare = list(batch.refused), batch.entries, batch.unfit, batch.bare
@@ -230,7 +248,9 @@ class BatchWriter:
             batch.unfit.update((row[0], f"its sample cannot be stored: {why}") for row, why in lost)
 
     def _put_sample_rows(self, connection: Connection, rows: Sequence[tuple[Any, ...]], batch: Batch, own: bool) -> int:
-        if self._insert_samples.run(connection, rows, batch.dataset) == len(rows):
+        inserted = self._insert_samples.run(connection, rows, batch.dataset)
+        batch.new_samples |= inserted > 0
+        if inserted == len(rows):
             return len(rows)
         query = select(samples.c.ordinal, samples.c.id, samples.c.input.is_(None)).where(
             samples.c.dataset == batch.dataset, samples.c.ordinal.in_([row[0] for row in rows])

@@ -9,6 +9,9 @@ from fairtrial.base.foreign import SETTING, ExpansionBudget, expand, limit_facto
 from fairtrial.errors import CodecError, DataError, StoreError
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
+REFERENCE = b"\x00FTS"
+"""How a reference to a transcript begins that is stored elsewhere; no data that `compress` returns begins with it."""
+_RESERVED = (_MAGIC, REFERENCE)
 # Smaller data is not worth the time of compression.
 _WORTH_IT = 200
 # Level 1: small transcripts compress no better at level 3, and negative levels are hardly faster.
@@ -35,14 +38,17 @@ def compress(data: bytes) -> bytes:
     """
     if len(data) > MAX_BYTES and len(data) > MAX_BYTES * limit_factor():
         raise CodecError(f"a transcript must have at most {MAX_BYTES:,} bytes (got {len(data):,}): see {SETTING}")
-    if len(data) < _WORTH_IT and data[:4] != _MAGIC:
+    reserved = data[:4] in _RESERVED
+    if len(data) < _WORTH_IT and not reserved:
         return data
     packed = _local.compress(data)
-    return packed if len(packed) < len(data) or data[:4] == _MAGIC else data
+    return packed if len(packed) < len(data) or reserved else data
 
 
 def decompress(data: bytes) -> bytes:
     """Return the original data. Raises `StoreError` for anything that `compress` did not produce."""
+    if data[:4] == REFERENCE:
+        raise StoreError("the transcript is not in this store: it was stored in a bucket or a folder of its own")
     if data[:4] != _MAGIC:
         return data
     try:

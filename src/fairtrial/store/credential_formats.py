@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -261,15 +262,20 @@ class _Formats[T: (str, bytes)]:
 
 
 _RARE = "-@=/JIZx_"  # Characters, the rarest first.
-_TEXT = _Formats(
-    [
+
+
+@cache  # Compiled when a text is first searched: a process that only reads a store searches none.
+def _texts() -> _Formats[str]:
+    patterns = [
         (known.signs, known.word, tuple(_Pattern(pattern, known.beside, r"\g<1>") for pattern in known.patterns))
         for known in FORMATS
-    ],
-    _RARE,
-)
-_BYTES = _Formats(
-    [
+    ]
+    return _Formats(patterns, _RARE)
+
+
+@cache
+def _bytes() -> _Formats[bytes]:
+    patterns = [
         (
             tuple(sign.encode() for sign in known.signs),
             known.word.encode(),
@@ -279,24 +285,23 @@ _BYTES = _Formats(
             ),
         )
         for known in FORMATS
-    ],
-    _RARE.encode(),
-)
+    ]
+    return _Formats(patterns, _RARE.encode())
 
 
 def hide_credentials(text: str, mark: str) -> str:
     """Return `text` with `mark` instead of every credential; the same object if there are none."""
-    return _TEXT.replace(text, mark)
+    return _texts().replace(text, mark)
 
 
 def hide_credential_bytes(data: bytes, mark: bytes) -> bytes:
     """Return `data` with `mark` instead of every credential; the same object if there are none."""
-    return _BYTES.replace(data, mark)
+    return _bytes().replace(data, mark)
 
 
 def find_credentials(text: str) -> Iterator[str]:
     """Return everything in `text` that has the format of a credential."""
-    for pattern in _TEXT.patterns(text):
+    for pattern in _texts().patterns(text):
         for start, end in pattern.spans(text):
             yield text[start:end]
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import batched
+from itertools import batched, chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from fairtrial.base.codec import dumps
 from fairtrial.base.system import replace_file
 from fairtrial.data.sample import Sample
-from fairtrial.errors import ConfigurationError, MissingExtraError
+from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError
+from fairtrial.store.notes import SAMPLING_WEIGHT
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
 
@@ -36,9 +39,11 @@ _MIDDLE = (
     "input",
 )
 _ROW_GROUP = 5_000
+_FILE = 50_000  # The rows of a Parquet file beside segments, which is sent as a whole.
 _READ = 200  # Trials that are read at once by their ordinals.
 # Characters that start a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+log = logging.getLogger("fairtrial.store")
 
 
 def export_results(
@@ -51,7 +56,8 @@ def export_results(
 ) -> int:
     """Export the results of a run, one row per trial; returns the number of rows.
 
-    Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, reward, reason, `metrics.<name>`...,
+    Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, reward, reason, weight (if trials of
+    live traffic were sampled: the number of traces that a row stands for), `metrics.<name>`...,
     `passed.<name>` and `reason.<name>` of each criterion, latency_ms, tokens, cost, judge_cost, cache_hits,
     unpriced_calls, error, stage, output, expected, input, and the sample's `metadata.<key>`...
 
@@ -71,6 +77,33 @@ def export_results(
     write: Callable[[IO[Any], ExportColumns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
     with opened(target, binary=chosen == "parquet") as file:
         return write(file, columns, columns.rows(store, ordinals=ordinals))
+
+
+def export_beside_segments(store: RunStore, run: RunRecord) -> None:
+    """Write the results of a run as Parquet beside its transcripts, if they are in a bucket or a folder.
+
+    Problems are logged: the run itself is complete.
+    """
+    from fairtrial.store.reads import SqlReads
+
+    segments = store.segments(run) if isinstance(store, SqlReads) else None
+    if segments is None or segments.shared:
+        return
+    try:
+        segments.write_columns(_parquet_files(store, run))
+    except MissingExtraError:
+        log.info("run %s has no Parquet files beside its transcripts: they need fairtrial[data]", run.run_id)
+    except (StoreError, OSError, ValueError) as error:
+        log.warning("the Parquet files of run %s are not written beside its transcripts: %s", run.run_id, error)
+
+
+def _parquet_files(store: RunStore, run: RunRecord) -> Iterator[bytes]:
+    columns = ExportColumns(store, run)
+    rows = columns.rows(store)
+    for first in rows:
+        file = io.BytesIO()
+        _write_parquet(file, columns, chain([first], islice(rows, _FILE - 1)))
+        yield file.getvalue()
 
 
 @contextmanager
@@ -109,6 +142,7 @@ class ExportColumns:
 
     def __init__(self, store: RunStore, run: RunRecord) -> None:
         self.run = run
+        self.weight = ("weight",) if run.noted.sampling is not None else ()
         found = store.metric_totals(run.run_id).values()
         self.metrics = list(dict.fromkeys(name for totals in found for name in totals))
         self.criteria = list(dict.fromkeys(name for totals in found for name, one in totals.items() if one.judged))
@@ -120,6 +154,7 @@ class ExportColumns:
         """Return the names of all columns, in order."""
         return [
             *_LEFT,
+            *self.weight,
             *(f"metrics.{name}" for name in self.metrics),
             *(f"{column}.{name}" for name in self.criteria for column in ("passed", "reason")),
             *_MIDDLE,
@@ -157,6 +192,8 @@ class ExportColumns:
             *((None,) * 4 if score is None else (score.passed, score.value, score.reward, score.reason)),
         )  # fmt: skip
         row = dict(zip(_LEFT, values, strict=True))
+        facts: Mapping[str, Any] = {} if sample is None else sample.metadata
+        row.update((name, float(facts.get(SAMPLING_WEIGHT, 1.0))) for name in self.weight)
         found = {} if score is None else {metric.name: metric for metric in score.metrics}
         row.update((f"metrics.{name}", found[name].value if name in found else None) for name in self.metrics)
         for name in self.criteria:
@@ -169,7 +206,6 @@ class ExportColumns:
             result.output, None if sample is None else sample.expected, None if sample is None else sample.input,
         )  # fmt: skip
         row.update(zip(_MIDDLE, values, strict=True))
-        facts: Mapping[str, Any] = {} if sample is None else sample.metadata
         row.update((f"metadata.{key}", facts.get(key)) for key in self.metadata)
         return row
 
@@ -178,7 +214,7 @@ class ExportColumns:
         """Return the type of every column with a single type; other columns have mixed values."""
         kinds: dict[str, type] = {
             **dict.fromkeys(("repeat", "latency_ms", "tokens", "cache_hits", "unpriced_calls"), int),
-            **dict.fromkeys(("value", "reward", "cost", "judge_cost"), float),
+            **dict.fromkeys(("value", "reward", "cost", "judge_cost", *self.weight), float),
             "passed": bool,
         }
         kinds.update((f"metrics.{name}", float) for name in self.metrics)

@@ -21,6 +21,10 @@ from fairtrial.data.session.views import RecordedView, SessionView
 from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
 from fairtrial.store import protocol
 from fairtrial.store import rows as row_codec
+from fairtrial.store.attachments import store_attachments
+from fairtrial.store.batches import MemoryBatches
+from fairtrial.store.looks import new_looks
+from fairtrial.store.notes import SAMPLING_WEIGHT
 from fairtrial.store.records import (
     READ_PREVIEW,
     StoreSource,
@@ -59,6 +63,11 @@ class _StoredRun:
     def ordered(self) -> list[row_codec.Entry]:
         return [self.entries[ordinal] for ordinal in sorted(self.entries)]
 
+    def weight(self, sample: int) -> float:
+        """Return how many samples a sample stands for."""
+        facts: Any = None if self.samples[sample][4] is None else decode(object, self.samples[sample][4])
+        return float(facts.get(SAMPLING_WEIGHT, 1.0)) if isinstance(facts, dict) else 1.0
+
     def sample_id(self, ordinal: int) -> str:
         return row_codec.restored_text(self.samples[self.record.split(ordinal)[0]][1])
 
@@ -71,6 +80,8 @@ class MemoryStore(protocol.RunStore):
         self._lock = threading.RLock()
         self._runs: dict[str, _StoredRun] = {}
         self._blobs: dict[str, bytes] = {}
+        self._looks: dict[str, list[str]] = {}
+        self.batches = MemoryBatches(self._attempts)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -82,6 +93,7 @@ class MemoryStore(protocol.RunStore):
             self._closed = True
             self._runs.clear()
             self._blobs.clear()
+            self._looks.clear()
 
     def _open(self) -> None:
         if self._closed:
@@ -188,6 +200,12 @@ class MemoryStore(protocol.RunStore):
         with self._lock:
             self._run(run_id)
             del self._runs[run_id]
+        self.batches.delete(run_id)
+
+    def _attempts(self, run_id: str) -> dict[int, int]:
+        with self._lock:
+            entries = self._run(run_id).entries
+            return {ordinal: row_codec.state(entry.row)[1] for ordinal, entry in entries.items()}
 
     def commit(
         self,
@@ -198,6 +216,7 @@ class MemoryStore(protocol.RunStore):
         epoch: int | None = None,
     ) -> protocol.Committed:
         """Keep results, with the samples they belong to."""
+        store_attachments(self, results, samples)
         redactor = current()
         refused: list[tuple[TrialKey, str]] = []
         unstorable: list[tuple[TrialKey, str]] = []
@@ -348,7 +367,7 @@ class MemoryStore(protocol.RunStore):
             tallies[entry.row[_COLUMN["experiment"]]].add_row(entry.row)
         if unequal(run.record, tallies):
             places = ((tallies[entry.row[_COLUMN["experiment"]]], entry) for entry in entries)
-            _add_samples(run.record, places)
+            _add_samples(run, places)
         return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
 
     def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, protocol.MetricTotals]]:
@@ -379,7 +398,7 @@ class MemoryStore(protocol.RunStore):
             tally.add_row(entry.row)
             places.append((tally, entry))
         if unequal(run.record, (tally for _, tally in groups.values())):
-            _add_samples(run.record, places)
+            _add_samples(run, places)
         return [
             (value, tally.totals(run.record.experiments[experiment], run.sample_id))
             for (experiment, _text), (value, tally) in sorted(groups.items(), key=lambda item: item[0])
@@ -450,6 +469,20 @@ class MemoryStore(protocol.RunStore):
         except KeyError:
             raise StoreError(f"the store in memory has no blob {sha256}") from None
 
+    def looks(self, split: str) -> list[str]:
+        """Pairs that were compared on the test split with this fingerprint, the first look first."""
+        with self._lock:
+            self._open()
+            return list(self._looks.get(split, ()))
+
+    def record_looks(self, split: str, pairs: Sequence[str]) -> list[str]:
+        """Keep that pairs are compared on a test split; all pairs as `looks` has them."""
+        with self._lock:
+            self._open()
+            known = self._looks.setdefault(split, [])
+            known += new_looks(known, pairs)
+            return list(known)
+
     def label(self, label: protocol.Label) -> None:
         """Add what a person said about a trial; a label without a time gets the present one."""
         values = label_values(label, self._clock.time(), current())
@@ -466,18 +499,19 @@ class MemoryStore(protocol.RunStore):
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
 
 
-def _add_samples(run: protocol.RunRecord, places: Iterable[tuple[TotalsBuilder, row_codec.Entry]]) -> None:
+def _add_samples(run: _StoredRun, places: Iterable[tuple[TotalsBuilder, row_codec.Entry]]) -> None:
     """Add what the trials of each sample have together to the tallies in which they are."""
     sums: dict[TotalsBuilder, SampleSums] = {}
-    within = analysed_samples(run)
+    within = analysed_samples(run.record)
     for tally, entry in places:
         row = entry.row
         if row[_COLUMN["outcome"]] != row_codec.NOT_RUN and entry.sample < within:
             value, reward = row[_COLUMN["value"]], row[_COLUMN["reward"]]
             own = value if reward is None else reward
-            sums.setdefault(tally, SampleSums()).add(entry.sample, row[_COLUMN["passed"]], value, own)
+            latency = row[_COLUMN["latency_ms"]] if row[_COLUMN["timed"]] else None
+            sums.setdefault(tally, SampleSums()).add(entry.sample, row[_COLUMN["passed"]], value, own, latency)
     for tally, found in sums.items():
-        tally.add_samples(*found.shares())
+        tally.add_samples(*(found.shares() if run.record.noted.sampling is None else found.shares(run.weight)))
 
 
 def _preview(entry: row_codec.Entry, sample: tuple[Any, ...], size: int) -> protocol.TrialPreview:

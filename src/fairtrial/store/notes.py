@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack
 
 from fairtrial.base.frozen import EMPTY, JSON
+from fairtrial.data.splits import SplitOrigin
 from fairtrial.errors import ConfigurationError, StoreError
 from fairtrial.trials.config import StopWhen
 
@@ -285,8 +286,13 @@ class PlanNote:
 
 SKIP = "~skip:"
 """What the name of a skip begins with, before the name of the review."""
+PICKED = "~picked:"
+"""What the name of a verdict on a trial that somebody picked begins with."""
 MANY_SKIPS = 0.05
 """Above this share of skipped trials, the answers of a review are no random sample."""
+
+type ReviewedOutcome = Literal["scored", "user_error"]
+"""Which trials a review draws."""
 
 type ReviewScale = Literal["pass_fail", "ratings"]
 """What reviewers say of a trial: pass or fail, or one of the five ratings of a judge."""
@@ -308,6 +314,7 @@ class ReviewNote:
         shows: What else they are shown: "expected", "experiment", and metadata as "m.KEY". Never the judge's verdict.
         created_at: When it was made, in seconds since the epoch.
         created_by: Who made it.
+        outcome: Which trials are drawn: those that were scored, or those whose simulated user was at fault.
     """
 
     name: str
@@ -321,6 +328,7 @@ class ReviewNote:
     shows: tuple[str, ...] = ()
     created_at: float = 0.0
     created_by: str = ""
+    outcome: ReviewedOutcome = "scored"
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Self | None:
@@ -334,7 +342,8 @@ class ReviewNote:
             int(made.seed, 16)
         except (KeyError, TypeError, ValueError):
             return None
-        return made if made.scale in ("pass_fail", "ratings") and made.size > 0 else None
+        known = made.scale in ("pass_fail", "ratings") and made.outcome in ("scored", "user_error")
+        return made if known and made.size > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +363,105 @@ class JudgeNote:
     pairs: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BatchesNote:
+    """What the batches of a run came to.
+
+    Attributes:
+        requests: Model calls that were sent in batches.
+        replies: Answers that were paid, at half price.
+        cost_usd: What they cost; None if no price is known.
+        unused: Answers that no trial used, because its task made other calls when it was executed again.
+        unused_cost_usd: What those cost.
+        open_batches: Batches that the provider may still have, for which no trial waits.
+    """
+
+    requests: int
+    replies: int
+    cost_usd: float | None = None
+    unused: int = 0
+    unused_cost_usd: float | None = None
+    open_batches: int = 0
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note; without its numbers, there were no batches."""
+        known = _known(cls, stored)
+        return cls(**{"requests": 0, "replies": 0} | known)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchNote:
+    """How a search for a better prompt ended, kept with its first run, that of the baseline on the validation split.
+
+    Attributes:
+        best: The id of the candidate that the validation split chose; that of the baseline if none was better.
+        ended: Why the search ended.
+    """
+
+    best: str
+    ended: str
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note."""
+        return cls(str(stored.get("best")), str(stored.get("ended")))
+
+
+@dataclass(frozen=True, slots=True)
+class UserNote:
+    """The user that an experiment talks to.
+
+    Attributes:
+        experiment: The name of the experiment.
+        model: The model that plays the user; "" for a user without one.
+        digest: A digest of the model, the prompt and the code of the user.
+    """
+
+    experiment: str
+    model: str
+    digest: str
+
+
+SAMPLING_WEIGHT, SAMPLING_STRATUM = "sampling_weight", "sampling_stratum"
+"""The metadata keys of a live trace: how many traces it stands for, and the stratum whose share was its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingNote:
+    """How the live traces of a run were sampled.
+
+    Attributes:
+        day: The day (UTC) on which they were received.
+        sample: The share of traces that are taken.
+        strata: Strata with a share of their own, as they were given.
+        max_cost_usd: The budget of the day for judges; None without one.
+        rates: When the rates were lowered (seconds since the epoch), and the factor of all shares from then on.
+        received: Traces whose outermost span was received, since the service was last started.
+        incomplete: Sampled traces that were left out because spans of them were missing.
+        too_large: Sampled traces that were left out because of their size.
+        unstorable: Sampled traces that were left out because their result cannot be stored.
+    """
+
+    day: str
+    sample: float
+    strata: tuple[str, ...] = ()
+    max_cost_usd: float | None = None
+    rates: tuple[tuple[float, float], ...] = ()
+    received: int = 0
+    incomplete: int = 0
+    too_large: int = 0
+    unstorable: int = 0
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note."""
+        made: dict[str, Any] = {"day": "", "sample": 1.0, **_known(cls, stored)}
+        made["strata"] = _texts(stored.get("strata")) or ()
+        made["rates"] = tuple((float(at), float(factor)) for at, factor in stored.get("rates", ()))
+        return cls(**made)
+
+
 class NoteChanges(TypedDict, total=False):
     """Notes to write; None removes one. Keys are the stored names and the properties of `RunNotes`."""
 
@@ -366,6 +474,7 @@ class NoteChanges(TypedDict, total=False):
     adaptive: AdaptiveNote | None
     imported: ImportNote | None
     fleet: FleetNote | None
+    batches: BatchesNote | None
     missing: MissingNote | None
     crashes: CrashNote | None
     code_changed: bool
@@ -377,6 +486,14 @@ class NoteChanges(TypedDict, total=False):
     plans: Sequence[PlanNote]
     reviews: Sequence[ReviewNote]
     judges: Sequence[JudgeNote]
+    split: SplitOrigin | None
+    search: SearchNote | None
+    transcripts: str | None
+    transcripts_shared: bool | None
+    transcripts_returning: bool
+    users: Sequence[UserNote]
+    sampling: SamplingNote | None
+    kept: bool
 
 
 def write_notes(**changes: Unpack[NoteChanges]) -> dict[str, JSON]:
@@ -412,6 +529,21 @@ class RunNotes:
         return self._text("once")
 
     @property
+    def transcripts(self) -> str | None:
+        """The address under which the run's transcripts are; None if they are in the store."""
+        return self._text("transcripts")
+
+    @property
+    def transcripts_shared(self) -> bool:
+        """Whether the store is a backup, so that the transcripts are those of another store too."""
+        return bool(self.stored.get("transcripts_shared"))
+
+    @property
+    def transcripts_returning(self) -> bool:
+        """Whether those are being moved into the store, where new ones are then stored."""
+        return self.stored.get("transcripts_returning") is True
+
+    @property
     def stopped(self) -> str | None:
         """Why the run ended before the end of its plan."""
         return self._text("stopped")
@@ -443,6 +575,11 @@ class RunNotes:
         return bool(self.stored.get("code_changed"))
 
     @property
+    def kept(self) -> bool:
+        """Whether somebody said that the run is to be kept when old runs are deleted."""
+        return bool(self.stored.get("kept"))
+
+    @property
     def collected(self) -> bool:
         """Whether the run was collected from a mailbox."""
         return bool(self.stored.get("collected"))
@@ -456,6 +593,13 @@ class RunNotes:
     def _parts(self, name: str) -> list[Mapping[str, Any]]:
         found = self.stored.get(name)
         return [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+
+    @property
+    def users(self) -> Mapping[str, UserNote]:
+        """The user that each experiment talks to, by experiment; empty if there are no conversations."""
+        wanted = {entry.name for entry in fields(UserNote)}
+        notes = [UserNote(**_known(UserNote, part)) for part in self._parts("users") if wanted <= part.keys()]
+        return {note.experiment: note for note in notes}
 
     @property
     def gates(self) -> tuple[GateNote, ...]:
@@ -478,6 +622,26 @@ class RunNotes:
         """What the judges of the run ask; those with a prompt template of their own are missing."""
         parts = self._parts("judges")
         return tuple(JudgeNote(**_known(JudgeNote, part)) for part in parts if {"name", "question"} <= part.keys())
+
+    @property
+    def split(self) -> SplitOrigin | None:
+        """The split of a dataset that the samples of the run are, or are a part of."""
+        found = self.stored.get("split")
+        if not isinstance(found, Mapping) or not {one.name for one in fields(SplitOrigin)} <= found.keys():
+            return None
+        return SplitOrigin(**_known(SplitOrigin, found))
+
+    @property
+    def search(self) -> SearchNote | None:
+        """How the search ended whose first run this is."""
+        found = self.stored.get("search")
+        return SearchNote.read(found) if isinstance(found, Mapping) else None
+
+    @property
+    def sampling(self) -> SamplingNote | None:
+        """How the live traces of the run were sampled; None for other runs."""
+        found = self.stored.get("sampling")
+        return SamplingNote.read(found) if isinstance(found, Mapping) else None
 
     @property
     def had_owner(self) -> bool:
@@ -517,6 +681,12 @@ class RunNotes:
         """How far the plan was sent to a fleet."""
         found = self.stored.get("fleet")
         return FleetNote.read(found) if isinstance(found, Mapping) and found else None
+
+    @property
+    def batches(self) -> BatchesNote | None:
+        """What the run's batches at providers of models came to; None without any."""
+        found = self.stored.get("batches")
+        return BatchesNote.read(found) if isinstance(found, Mapping) else None
 
     @property
     def missing(self) -> MissingNote | None:

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.protocol import RunRecord, Totals
-from fairtrial.store.rows import SCORED
-from fairtrial.store.schema import results, samples
+from fairtrial.store.rows import SCORED, restored_text
+from fairtrial.store.schema import results, runs, samples
 from fairtrial.trials.result import AMOUNTS, COUNTS
 
 DETAILS = ("ordinal", "value", *AMOUNTS, "reward", "metrics", "verdicts")
@@ -100,6 +100,25 @@ class StoredProgress(NamedTuple):
     tokens: int
 
 
+class VerdictRow(NamedTuple):
+    """What a page that shows many runs needs of a result; columns of the store."""
+
+    run: int
+    ordinal: int
+    experiment: int
+    outcome: int
+    passed: int | None
+    cost_usd: float | None
+    unpriced_calls: int  # Of the task.
+
+
+class RunVerdicts(NamedTuple):
+    """The results of a run, as rows of `VerdictRow`, and the number of its dataset in the store."""
+
+    dataset: int
+    rows: Sequence[tuple[Any, ...]]
+
+
 class SampleState(NamedTuple):
     """How much of the samples of a run is stored."""
 
@@ -142,6 +161,21 @@ class NumberStore(Protocol):
 
     def result_details(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
         """Return the `DETAILS` of the stored results with these ordinals, ascending."""
+        ...
+
+    def verdicts(self, run_ids: Sequence[str]) -> Mapping[str, RunVerdicts]:
+        """Return the verdicts and costs of some runs, in the order of their plans: two queries for all of them."""
+        ...
+
+    def facts_of_datasets(self, datasets: Sequence[int]) -> Mapping[int, Sequence[tuple[Any, ...]]]:
+        """Return the known samples of some datasets as (ordinal, stored id, metadata JSON, hash of the input)."""
+        ...
+
+    def first_snapshots(self, run_ids: Sequence[str], trials: int) -> Mapping[str, Sequence[tuple[int, bytes]]]:
+        """Return (experiment, snapshot) of the scored ones among the first trials of some runs.
+
+        The transcripts of these runs must be in the database.
+        """
         ...
 
     def sample_state(self, run_id: str) -> SampleState:
@@ -201,6 +235,27 @@ def result_details(connection: sa.Connection, number: int, first: int, end: int)
     """Return the details of the results with these ordinals."""
     columns = (results.c[name] for name in DETAILS)
     return fetch(connection, sa.select(*columns).where(_between(number, first, end)).order_by(results.c.ordinal))
+
+
+def verdicts(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, RunVerdicts]:
+    """Return the verdicts and costs of some runs."""
+    found = connection.execute(sa.select(runs.c.id, runs.c.run_id, runs.c.dataset).where(runs.c.run_id.in_(run_ids)))
+    known = {number: (restored_text(run_id), dataset) for number, run_id, dataset in found}
+    query = sa.select(*(results.c[name] for name in VerdictRow._fields)).where(results.c.run.in_(known))
+    rows: dict[int, list[tuple[Any, ...]]] = {number: [] for number in known}
+    for row in fetch(connection, query.order_by(results.c.run, results.c.ordinal)):
+        rows[row[0]].append(row)
+    return {run_id: RunVerdicts(dataset, rows[number]) for number, (run_id, dataset) in known.items()}
+
+
+def facts_of_datasets(connection: sa.Connection, datasets: Sequence[int]) -> dict[int, list[tuple[Any, ...]]]:
+    """Return the known samples of some datasets."""
+    columns = (samples.c.dataset, samples.c.ordinal, samples.c.id, samples.c.metadata, samples.c.input_hash)
+    query = sa.select(*columns).where(samples.c.dataset.in_(datasets))
+    rows: dict[int, list[tuple[Any, ...]]] = {dataset: [] for dataset in datasets}
+    for dataset, *facts in fetch(connection, query.order_by(samples.c.dataset, samples.c.ordinal)):
+        rows[dataset].append(tuple(facts))
+    return rows
 
 
 def sample_state(connection: sa.Connection, dataset: Any) -> SampleState:

@@ -21,15 +21,30 @@ def default_store() -> str:
     return os.environ.get("FAIRTRIAL_STORE") or str(DEFAULT_PATH)
 
 
-def open_store(url: str | Path | None = None) -> RunStore:
+def open_store(url: str | Path | None = None, *, transcripts: str | Path | None = None) -> RunStore:
     """Open a store, creating it if it is new.
 
     Args:
         url: `sqlite:///path`, a path that ends in .db or .sqlite, `postgresql://host/database`,
             `memory:`, or an address whose scheme is an entry point of `fairtrial.stores`, which is called with it.
             `default_store()` by default.
+        transcripts: A bucket or a folder for the transcripts of new runs: `s3://bucket/prefix`, `gs://...`, `az://...`
+            or a path. FAIRTRIAL_TRANSCRIPTS, or the database, by default.
     """
-    where = default_store() if url is None else str(url)
+    address = default_store() if url is None else str(url)
+    opened = _open(address)
+    if place := transcripts or os.environ.get("FAIRTRIAL_TRANSCRIPTS"):
+        from fairtrial.store.objects import full_address
+        from fairtrial.store.sql import SqlStore
+
+        if isinstance(opened, SqlStore):
+            opened.transcripts = full_address(place)
+        elif transcripts:
+            raise ConfigurationError(f"transcripts are stored apart with SQLite and PostgreSQL only (got {address!r})")
+    return opened
+
+
+def _open(where: str) -> RunStore:
     if _is_memory(where):
         from fairtrial.store.memory import MemoryStore
 

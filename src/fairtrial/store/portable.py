@@ -17,6 +17,7 @@ from fairtrial.base.system import replace_file
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError
 from fairtrial.scoring.score import Score
+from fairtrial.store.attachments import attached
 from fairtrial.store.export import naming
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
@@ -74,6 +75,8 @@ def copy_run(store: RunStore, run: RunRecord, copy: RunStore, *, content: bool =
             _copy_blobs(store, copy, (result.snapshot for result in results))
     for label in store.labels(run_id) if content else ():
         copy.label(label)
+    if (split := run.noted.split) is not None and (looks := store.looks(split.fingerprint)):
+        copy.record_looks(split.fingerprint, looks)
     return made
 
 
@@ -180,14 +183,9 @@ def _storage_classes(column: Column[Any]) -> str:
 
 
 def _copy_blobs(store: RunStore, copy: RunStore, texts: Iterable[str | bytes | None]) -> None:
-    from fairtrial.store.upkeep import ATTACHED
-
-    for text in texts:
-        data = text.encode() if isinstance(text, str) else text
-        if data and b'"sha256"' in data:
-            for found in ATTACHED.finditer(data):
-                with suppress(StoreError):  # Referenced here, but stored elsewhere.
-                    copy.put_blob(store.get_blob(found[1].decode()))
+    for sha256 in attached(texts):
+        with suppress(StoreError):  # Referenced here, but stored elsewhere.
+            copy.put_blob(store.get_blob(sha256))
 
 
 def _settle(path: Path) -> None:

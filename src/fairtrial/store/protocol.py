@@ -161,7 +161,8 @@ class SampleMeans(NamedTuple):
     """Means over samples, each counting once, whatever the number of its trials; None where no sample has a value.
 
     A sample counts with the mean of its scored trials; in `pass_rate_all` and `mean_score_all` with that of its
-    finished ones, in which an error is a failure.
+    finished ones, in which an error is a failure. Of live traces, which stand for different numbers of others, also the
+    variance of the rewards and the mean latency; None for other runs, whose sums tell.
     """
 
     pass_rate: float | None
@@ -169,6 +170,8 @@ class SampleMeans(NamedTuple):
     mean_reward: float | None
     pass_rate_all: float | None
     mean_score_all: float | None
+    reward_variance: float | None = None
+    mean_latency_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,6 +490,17 @@ class RunStore(Protocol):
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
         """Return the labels of a run, oldest first."""
+        ...
+
+    def looks(self, split: str) -> Sequence[str]:
+        """Return the pairs that were compared on the test split with this fingerprint; the first look comes first."""
+        ...
+
+    def record_looks(self, split: str, pairs: Sequence[str]) -> Sequence[str]:
+        """Record that pairs are compared on a test split, in one transaction; returns all pairs as `looks` does.
+
+        A pair that is known keeps its place, so that repeating the call changes nothing.
+        """
         ...
 
     def close(self) -> None:

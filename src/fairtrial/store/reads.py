@@ -10,24 +10,29 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from fairtrial.base.backoff import Clock
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.data.fingerprint import sample_hashes
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.views import RecordedView, SessionView
-from fairtrial.errors import StoreError, UnknownRunError
+from fairtrial.errors import StoreError, StoreUnavailableError, UnknownRunError
 from fairtrial.store import numbers, protocol, records
 from fairtrial.store import rows as row_codec
 from fairtrial.store import totals as aggregates
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts, StoredProgress
+from fairtrial.store.looks import read_looks
+from fairtrial.store.numbers import BlockState, NumberTexts, RunVerdicts, SampleState, SampleTexts, StoredProgress
+from fairtrial.store.objects import Objects, open_objects
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
+from fairtrial.store.segments import Segments, reference
 from fairtrial.store.totals import MetricSums, dataset_of
 from fairtrial.trials.result import EvalResult, Outcome
 
 _PAGE = 256  # Results with their outputs, which may be large.
+_READ_TOGETHER = 64  # Trials whose transcripts are held in memory at once.
 _SLIM_PAGE = 5_000  # Rows of a few numbers.
 _BLOCK = 1 << 16  # Ordinals looked at together when the done ones are collected; a multiple of 8.
 _WIDTH = len(row_codec.READ_RESULT)
@@ -37,11 +42,13 @@ _TOO_LONG = "[]"  # Instead of metadata that is too long for a preview.
 class SqlReads(protocol.RunStore):
     """The reading operations of an SQL store."""
 
-    def __init__(self, engine: sa.Engine, address: str) -> None:
+    def __init__(self, engine: sa.Engine, address: str, clock: Clock) -> None:
         self._engine = engine
+        self._clock = clock
         self._address = address
         self._closed = False
         self._ended: tuple[protocol.RunRecord, int, list[protocol.Totals]] | None = None  # The last one asked for.
+        self._objects: dict[str, Objects] = {}  # By their address.
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._address}>"
@@ -78,6 +85,11 @@ class SqlReads(protocol.RunStore):
             query = query.where(runs.c.status == status)
         with self._read() as connection:
             return [records.read_run(dict(found)) for found in connection.execute(query).mappings()]
+
+    def looks(self, split: str) -> list[str]:
+        """Return the pairs that were compared on the test split with this fingerprint; the first look comes first."""
+        with self._read() as connection:
+            return read_looks(connection, split)
 
     def codes(self, run_id: str) -> Sequence[int]:
         """Return the indexes of the code versions that the stored results come from, ascending."""
@@ -167,6 +179,8 @@ class SqlReads(protocol.RunStore):
         else:
             rows = self._rows_of_samples(query, run, self._places(number, sample_ids), chosen, after, limit)
         source = records.StoreSource(self, run)
+        if snapshots:
+            rows = self._with_transcripts(number, run, rows)
         return (
             row_codec.read_result(
                 run,
@@ -179,6 +193,53 @@ class SqlReads(protocol.RunStore):
             )
             for row in rows
         )
+
+    def segments(self, run: protocol.RunRecord) -> Segments | None:
+        """Return where a run's transcripts are, if they are not in the database."""
+        address = run.noted.transcripts
+        if address is None:
+            return None
+        objects = self._objects.get(address)
+        if objects is None:
+            objects = self._objects[address] = open_objects(address)
+        return Segments(objects, address, run.run_id, run.noted.transcripts_shared, self._clock)
+
+    def _with_transcripts(
+        self, number: int, run: protocol.RunRecord, rows: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Read what the last column of rows refers to, a few requests for many rows."""
+        for some in batched(rows, _READ_TOGETHER):
+            transcripts = self._transcripts(number, run, [(row[0], row[-1]) for row in some])
+            for row, transcript in zip(some, transcripts, strict=True):
+                yield (*row[:-1], transcript)
+
+    def _transcripts(
+        self, number: int, run: protocol.RunRecord, found: Sequence[tuple[int, bytes | None]]
+    ) -> Sequence[bytes | None]:
+        """Return what the column of some ordinals has or refers to; it is read again if it was moved meanwhile."""
+        columns = [column for _ordinal, column in found]
+        segments, problem = self.segments(run), None
+        if segments is None:
+            if not any(one is not None and reference(one) for one in columns):
+                return columns
+        else:
+            try:
+                return segments.read(columns)
+            except StoreUnavailableError:
+                raise
+            except StoreError as error:
+                problem = error
+        query = sa.select(results.c.ordinal, details.c.transcript).select_from(_with_details())
+        query = query.where(results.c.run == number, results.c.ordinal.in_([ordinal for ordinal, _column in found]))
+        with self._read() as connection:
+            now = self._find(connection, run.run_id)[1]
+            stored = {row[0]: row[1] for row in connection.execute(query)}
+        again = [(ordinal, stored.get(ordinal)) for ordinal, _column in found]
+        if again != list(found) or now.noted.transcripts != run.noted.transcripts:
+            return self._transcripts(number, now, again)
+        if problem is not None:
+            raise problem
+        return columns  # Those that refer to nothing are refused when they are decompressed.
 
     def _places(self, number: int, sample_ids: Iterable[str]) -> list[int]:
         places: list[int] = []
@@ -352,6 +413,35 @@ class SqlReads(protocol.RunStore):
         with self._read() as connection:
             return numbers.result_details(connection, self._find(connection, run_id)[0], first, end)
 
+    def verdicts(self, run_ids: Sequence[str]) -> Mapping[str, RunVerdicts]:
+        """Return the verdicts and costs of some runs, in the order of their plans: two queries for all of them."""
+        with self._read() as connection:
+            return numbers.verdicts(connection, [escape_text(run_id) for run_id in run_ids])
+
+    def facts_of_datasets(self, datasets: Sequence[int]) -> Mapping[int, Sequence[tuple[Any, ...]]]:
+        """Return the known samples of some datasets as (ordinal, stored id, metadata JSON, hash of the input)."""
+        with self._read() as connection:
+            return numbers.facts_of_datasets(connection, datasets)
+
+    def first_snapshots(self, run_ids: Sequence[str], trials: int) -> Mapping[str, Sequence[tuple[int, bytes]]]:
+        """Return (experiment, snapshot) of the scored ones among the first trials of some runs."""
+        query = (
+            sa.select(runs.c.run_id, results.c.experiment, details.c.transcript)
+            .select_from(_with_details().join(runs, runs.c.id == results.c.run))
+            .where(
+                runs.c.run_id.in_([escape_text(run_id) for run_id in run_ids]),
+                results.c.ordinal < trials,
+                results.c.outcome == row_codec.SCORED,
+                details.c.transcript.is_not(None),
+            )
+            .order_by(results.c.run, results.c.ordinal)
+        )
+        found: dict[str, list[tuple[int, bytes]]] = {}
+        with self._read() as connection:
+            for run_id, experiment, transcript in connection.execute(query):
+                found.setdefault(row_codec.restored_text(run_id), []).append((experiment, decompress(transcript)))
+        return found
+
     def sample_state(self, run_id: str) -> SampleState:
         """Return how many samples of a run are known, and how many of them completely."""
         with self._read() as connection:
@@ -381,7 +471,7 @@ class SqlReads(protocol.RunStore):
     def snapshot(self, run_id: str, ordinal: int) -> bytes | None:
         """Return the session of a stored result as snapshot bytes."""
         with self._read() as connection:
-            number, _run = self._find(connection, run_id)
+            number, run = self._find(connection, run_id)
             found = connection.execute(
                 sa.select(details.c.transcript)
                 .select_from(_with_details())
@@ -389,7 +479,8 @@ class SqlReads(protocol.RunStore):
             ).first()
         if found is None:
             raise StoreError(f"run {run_id} has no stored result {ordinal}")
-        return None if found[0] is None else decompress(found[0])
+        transcript = self._transcripts(number, run, [(ordinal, found[0])])[0]
+        return None if transcript is None else decompress(transcript)
 
     def get_blob(self, sha256: str) -> bytes:
         """Return bytes by hash. Raises `StoreError` if absent."""

@@ -12,6 +12,7 @@ from fairtrial.base.codec.escape import escape_text, restore_text
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.views import SessionView
 from fairtrial.errors import RunBusyError, StoreError
+from fairtrial.store.notes import SAMPLING_WEIGHT
 from fairtrial.store.protocol import Label, RunRecord, RunStore, TrialPreview
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.rows import MAX_TRIALS, OUTCOME_NAMES, damage_refused, restored_text
@@ -162,6 +163,18 @@ class StoreSource(ResultSource):
     def load_session(self, result: EvalResult) -> SessionView:
         """Return the session of a trial."""
         return self._store.session(self._run.run_id, result.ordinal)
+
+    def weight(self, result: EvalResult) -> float | None:
+        """Return how many traces a trial of a live run stands for; None for other runs."""
+        if self._run.noted.sampling is None:
+            return None
+        weight = self.load_sample(result).metadata.get(SAMPLING_WEIGHT)
+        return float(weight) if isinstance(weight, int | float) else 1.0
+
+
+def weight_of(result: EvalResult) -> float | None:
+    """Return how many traces a stored result of a live run stands for; None for other results."""
+    return result.source.weight(result) if isinstance(result.source, StoreSource) else None
 
 
 def read_preview(row: Sequence[Any], size: int) -> TrialPreview:

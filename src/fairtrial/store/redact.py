@@ -20,6 +20,7 @@ from typing import Any, Literal
 from urllib.parse import quote, quote_plus, unquote
 
 from fairtrial.base.codec.escape import escape_text
+from fairtrial.base.isolation.child import SecretKeeper, keep_secrets
 from fairtrial.errors import SecretInDataError
 from fairtrial.store.credential_formats import (
     find_credentials,
@@ -225,12 +226,28 @@ class RedactingFilter(logging.Filter):
 _current: tuple[dict[str, str], Redactor] | None = None
 
 
+def known_secrets(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the current secrets of this process: value -> description."""
+    with _lock:
+        registered = dict(_registered)
+    return environment_secrets(os.environ if environ is None else environ) | registered
+
+
+def secrets_version() -> tuple[int, int]:
+    """Return two numbers that change with the known secrets, and are quicker to have than these."""
+    return len(_registered), hash(frozenset(os.environ.items()))
+
+
+def register_known(secrets: Mapping[str, str]) -> None:
+    """Register the `known_secrets` of another process of the run."""
+    for value, what in secrets.items():
+        _register(value, what)
+
+
 def current() -> Redactor:
     """Return the redactor for the current secrets of this process; rebuilt when they change."""
     global _current
-    with _lock:
-        registered = dict(_registered)
-    secrets = environment_secrets(os.environ) | registered
+    secrets = known_secrets()
     known = _current
     if known is None or known[0] != secrets:
         known = _current = (secrets, Redactor(secrets))
@@ -343,3 +360,6 @@ def _base64_forms(secret: str) -> Iterator[str]:
         padded = bytes(lead) + data
         yield base64.b64encode(padded).decode()[start:end]
         yield base64.urlsafe_b64encode(padded).decode()[start:end]
+
+
+keep_secrets(SecretKeeper(__name__, known_secrets, register_known))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.encode import compact
-from fairtrial.base.codec.escape import MARK, escape_text, restore_text
+from fairtrial.base.codec.escape import MARK, escape_text, parse_long_json, restore_text
 from fairtrial.base.frozen import EMPTY, JSON, FrozenDict
 from fairtrial.data.fingerprint import input_hash
 from fairtrial.data.sample import NOT_GIVEN, Sample
@@ -30,7 +30,7 @@ from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
 
 OUTCOMES: dict[Outcome, int] = {
-    "scored": 1, "task_error": 2, "scorer_error": 3, "timeout": 4, "dead_letter": 5, "not_run": 6,
+    "scored": 1, "task_error": 2, "scorer_error": 3, "timeout": 4, "dead_letter": 5, "not_run": 6, "user_error": 7,
 }  # fmt: skip
 OUTCOME_NAMES: dict[int, Outcome] = {code: name for name, code in OUTCOMES.items()}
 SCORED, NOT_RUN = OUTCOMES["scored"], OUTCOMES["not_run"]
@@ -391,8 +391,6 @@ def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -
 
 def _json(value: Any) -> str:
     """Return the same text as `dumps`, but faster for plain JSON values."""
-    if type(value) is int and -_INT64 <= value <= _INT64:
-        return str(value)
     if type(value) is dict or type(value) is FrozenDict:
         try:
             text = compact(value)
@@ -537,7 +535,7 @@ def all_metrics(texts: Sequence[str | None]) -> Sequence[Mapping[str, float]]:
     whole = "[" + ",".join("{}" if text is None else text for text in texts) + "]"
     if MARK in whole:
         return [EMPTY if text is None else read_metrics(text) for text in texts]
-    found: list[dict[str, float]] = json.loads(whole)
+    found: list[dict[str, float]] = parse_long_json(whole)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The tables of a store, version 4: one description for SQLite and PostgreSQL.
+"""The tables of a store, version 6: one description for SQLite and PostgreSQL.
 
 Results are found by (run, ordinal), two integers that grow during a run: every insert lands at the right edge of
 its index, so a trial costs the same after a hundred million others. Nothing on that path is indexed by a random key.
@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-VERSION = 4
+VERSION = 6
 
 metadata = sa.MetaData()
 
@@ -179,6 +179,60 @@ session_snapshots = sa.Table(
     sa.Column("data", sa.LargeBinary, nullable=False),
 )
 
+# Batches of model calls at a provider: one row for each, committed before anything is sent (models/batches).
+batch_intents = sa.Table(
+    "batch_intents",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("run", sa.Integer, nullable=False, index=True),
+    sa.Column("provider", sa.Text, nullable=False),
+    sa.Column("account", sa.Text, nullable=False),  # A digest of the address and the key.
+    sa.Column("base_url", sa.Text, nullable=False),
+    sa.Column("endpoint", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("batch_id", sa.Text),  # The provider's; NULL until its reply was received.
+    sa.Column("file_id", sa.Text),
+    sa.Column("requests", sa.Integer, nullable=False),
+    sa.Column("done", sa.Integer),  # As the provider reported; NULL if it did not.
+    sa.Column("failed", sa.Integer),
+    sa.Column("created_at", sa.Double, nullable=False),
+)
+
+# The calls in those batches, by a digest that says whose call it is: a task that is executed again finds its replies.
+batch_requests = sa.Table(
+    "batch_requests",
+    metadata,
+    sa.Column("run", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("intent", sa.Text, nullable=False),  # The last batch that it was sent in.
+    sa.Column("ordinal", sa.BigInteger, nullable=False),  # Of its trial.
+    sa.Column("state", sa.SmallInteger, nullable=False),
+    sa.Column("tries", sa.SmallInteger, nullable=False),
+    sa.Column("used", sa.SmallInteger, nullable=False),  # Whether the trial has asked for the reply.
+    sa.Column("attempt", sa.Integer, nullable=False),  # A trial that is executed again makes calls of its own.
+    sa.Column("cost_usd", sa.Double),
+    sa.Column("reply", sa.LargeBinary),  # The provider's, or its error; NULL when the trial has been stored.
+    sqlite_with_rowid=False,
+)
+
+# What the receiver of live traces has acknowledged and no run has yet: a row for each trace in a request.
+received_spans = sa.Table(
+    "received_spans",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("suite", sa.Text, nullable=False),
+    sa.Column("trace", sa.Text, nullable=False),
+    sa.Column("received_at", sa.Double, nullable=False),
+    sa.Column("factor", sa.Double, nullable=False),  # Of all rates, when its first spans were received.
+    sa.Column("data", sa.LargeBinary, nullable=False),
+    sa.Index("ix_received_spans_trace", "suite", "trace"),
+    sqlite_autoincrement=True,
+)
+
 # What each version added: new tables, and columns of existing ones, in the order in which a migration adds them. The
 # oldest version that can be read is the one before the first entry; nothing older was released.
-ADDED: dict[int, tuple[sa.Table | sa.Column[Any], ...]] = {}
+ADDED: dict[int, tuple[sa.Table | sa.Column[Any], ...]] = {
+    5: (batch_intents, batch_requests),
+    6: (received_spans,),
+}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,28 +19,48 @@ from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import JSON
 from fairtrial.data.sample import Sample
-from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
+from fairtrial.errors import StoreError, StoreUnavailableError, StoreVersionError, UnknownRunError
 from fairtrial.store import engine as engines
 from fairtrial.store import records
+from fairtrial.store.attachments import store_attachments
 from fairtrial.store.column_cache import delete_columns
-from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflictError, RunState
+from fairtrial.store.commit import (
+    Batch,
+    BatchWriter,
+    CommitCompanion,
+    OrderConflictError,
+    RunState,
+    TranscriptsMovedError,
+)
 from fairtrial.store.compress import compress, decompress
-from fairtrial.store.notes import RunNotes
+from fairtrial.store.export import export_beside_segments
+from fairtrial.store.looks import add_looks
+from fairtrial.store.notes import RunNotes, write_notes
+from fairtrial.store.objects import full_address
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.rows import NOT_RUN
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples, session_snapshots
+from fairtrial.store.segments import COMMIT_SECONDS, PRUNED_SECONDS
+from fairtrial.store.spool import SqlSpool
+from fairtrial.store.sql_batches import SqlBatches
 from fairtrial.store.upkeep import (
+    SegmentCheck,
     backup_sqlite,
+    check_segments,
     delete_remains,
     delete_rows,
     delete_unnamed_blobs,
+    move_transcripts,
     postgres_size,
+    segments_named,
     sqlite_size,
     vacuum,
 )
 from fairtrial.trials.result import EvalResult
+
+log = logging.getLogger("fairtrial.store")
 
 # Built once: building a statement takes longer than executing this one.
 _RUN_STATE = (
@@ -55,17 +76,29 @@ class SqlStore(SqlReads):
     """A store in a database. Open one with `open_store`."""
 
     def __init__(self, engine: Any, address: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(engine, address)
+        super().__init__(engine, address, clock)
         self._version = version
         self._writing = engine.execution_options(**{engines.WRITE: True, engines.SHORT_WRITE: True})
         self._writer = writer = BatchWriter(engine.dialect.name)
         sa.event.listen(engine, "connect", lambda *_connection: writer.forget())
-        self._clock = clock
+        self.transcripts: str | None = None  # Where those of new runs are stored; the database if None.
         self._file: tuple[Path, tuple[int, int] | None] | None = None
         self._plans: dict[str, tuple[int, RunRecord]] = {}
         # Reports refer to their store; when both are garbage-collected, files and connections are closed.
         weakref.finalize(self, engine.dispose)
         self._datasets: dict[str, int] = {}  # Run -> its dataset when last seen; checked in each transaction.
+
+    @property
+    def batches(self) -> SqlBatches:
+        """The batches of model calls, in an object that the store does not hold: a cycle would keep it open."""
+        self._check_version()  # An older store has no tables for them.
+        return SqlBatches(self._read, self._write, self._plan, self._writing.dialect.name)
+
+    @property
+    def spool(self) -> SqlSpool:
+        """The spool of received spans."""
+        self._check_version()
+        return SqlSpool(self._read, self._write)
 
     @classmethod
     def sqlite(cls, path: Path | str, *, read_only: bool = False) -> SqlStore:
@@ -105,15 +138,18 @@ class SqlStore(SqlReads):
         self._closed = True
         self._engine.dispose()
 
-    @contextmanager
-    def _write(self) -> Iterator[sa.Connection]:
-        if self._closed:
-            raise StoreError(f"the store {self._address} is closed")
+    def _check_version(self) -> None:
         if self._version != VERSION:
             raise StoreVersionError(
                 f"{self._address} has schema {self._version} and can only be read; this Fairtrial writes schema "
                 f"{VERSION}. Upgrade it once with: fairtrial store migrate --store {self._address}"
             )
+
+    @contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        if self._closed:
+            raise StoreError(f"the store {self._address} is closed")
+        self._check_version()
         self._check_file()
         with engines.translated(), self._writing.begin() as connection:
             yield connection
@@ -158,14 +194,98 @@ class SqlStore(SqlReads):
 
     def delete_unnamed_blobs(self) -> tuple[int, int]:
         """Delete unreferenced attachments; returns (their number, their bytes). Not while a run is being executed."""
-        with self._write() as connection:
-            return delete_unnamed_blobs(connection)
+        places = {number: self.segments(run) for number, run in self._segmented()}
+
+        def read(number: int, transcripts: Sequence[bytes | None]) -> Sequence[bytes | None]:
+            segments = places.get(number)
+            return transcripts if segments is None else segments.read(transcripts)
+
+        try:
+            return delete_unnamed_blobs(self._read, self._write, read)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:  # A transcript that cannot be read may name any of them.
+            log.warning("no attachment was deleted: %s", error)
+            return 0, 0
+
+    def _segmented(self) -> list[tuple[int, RunRecord]]:
+        """Return the runs whose transcripts are not in the database, with their numbers."""
+        return [self._run(run.run_id) for run in self.runs() if run.noted.transcripts is not None]
+
+    def delete_unnamed_segments(self, *, older_than_seconds: float = PRUNED_SECONDS) -> tuple[int, int]:
+        """Delete segments of transcripts that no result refers to, and unfinished ones; returns (number, bytes).
+
+        Those that are younger stay: their results may be about to be committed.
+        """
+        number = size = 0
+        for place, run in self._segmented():
+            if (segments := self.segments(run)) is not None and not segments.shared:
+                # Listed first: what is committed meanwhile is named then.
+                old = segments.written_before(self._clock.time() - older_than_seconds)
+                with self._read() as connection:
+                    named = segments_named(connection, place)
+                unnamed = [found for segment, found in old if segment not in named]
+                segments.objects.delete([found.name for found in unnamed])
+                number, size = number + len(unnamed), size + sum(found.size for found in unnamed)
+        return number, size
+
+    def check_segments(self) -> list[SegmentCheck]:
+        """Compare results with the segments of transcripts that they refer to, by names and sizes."""
+        checked: list[SegmentCheck] = []
+        for number, run in self._segmented():
+            if (segments := self.segments(run)) is not None:
+                with self._read() as connection:
+                    checked.append(check_segments(connection, number, run, segments))
+        return checked
+
+    def move_transcripts(
+        self, run_id: str, address: str | None, *, done: Callable[[int], None] = lambda _count: None
+    ) -> None:
+        """Move the transcripts of a run, which nothing may execute meanwhile, to another place.
+
+        If it is interrupted, the run can be read, and the same call completes it.
+
+        Args:
+            run_id: The run.
+            address: A bucket or a folder; None is the database.
+            done: Called with the number of transcripts of each step.
+        """
+        number, run = self._run(run_id)
+        now, wanted = run.noted.transcripts, None if address is None else full_address(address)
+        if now is not None and wanted is not None and (now != wanted or run.noted.transcripts_shared):
+            raise StoreError(f"the transcripts of run {run_id} are in {now}: move them to the database first")
+        if wanted is not None:
+            if now is None:
+                notes = {**run.notes, **write_notes(transcripts=wanted)}
+                if (segments := self.segments(replace(run, notes=notes))) is not None:
+                    segments.begin(run.suite)
+            self.update_run(run_id, notes=write_notes(transcripts=wanted, transcripts_returning=False))
+        elif now is not None:  # From here on, no process commits a reference.
+            self.update_run(run_id, notes=write_notes(transcripts_returning=True))
+        segments = self.segments(self.get_run(run_id))
+        if segments is None:
+            return
+        convert = segments.read if wanted is None else segments.write
+        move_transcripts(self._read, self._write, number, convert, done, self._clock)
+        if wanted is not None and run.finished_at is not None:
+            export_beside_segments(self, self.get_run(run_id))
+        if wanted is None:
+            segments.delete()
+            notes = write_notes(transcripts=None, transcripts_shared=None, transcripts_returning=False)
+            self.update_run(run_id, notes=notes)
 
     def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
         """Store a new run and assign its number. A run_id that exists already is an error."""
         records.check_plan(run)
-        run = replace(run, created_at=run.created_at or self._clock.time())
-        values = records.run_values(run, current())
+        self._check_version()
+        # Not what another store has noted: its run may have been copied from there, with its transcripts.
+        notes = {name: note for name, note in run.notes.items() if not name.startswith("transcripts")}
+        if self.transcripts is not None:
+            notes |= write_notes(transcripts=self.transcripts)
+        run = replace(run, created_at=run.created_at or self._clock.time(), notes=notes)
+        values = records.run_values(run, current())  # First: it refuses secrets.
+        if (segments := self.segments(run)) is not None:
+            segments.begin(run.suite)
         with self._write() as connection:
             if connection.dialect.name == "postgresql":
                 # Serializes the assignment of numbers; SQLite's writers are serialized anyway.
@@ -237,6 +357,20 @@ class SqlStore(SqlReads):
             if values:
                 connection.execute(sa.update(runs).where(runs.c.id == found.id).values(**values))
 
+    def extend_run(self, run_id: str, size: int, *, epoch: int | None = None) -> None:
+        """Raise the number of samples in the plan of a run whose samples arrive while it is executed."""
+        with self._write() as connection:
+            query = sa.select(runs.c.id, runs.c.dataset, runs.c.epoch).where(runs.c.run_id == escape_text(run_id))
+            found = connection.execute(query.with_for_update()).first()
+            if found is None:
+                raise UnknownRunError(f"the store {self._address} has no run {run_id!r}")
+            records.check_epoch(run_id, found.epoch, epoch)
+            larger = sa.and_(runs.c.id == found.id, runs.c.dataset_size < size)
+            connection.execute(sa.update(runs).where(larger).values(dataset_size=size))
+            larger = sa.and_(datasets.c.id == found.dataset, datasets.c.size < size)
+            connection.execute(sa.update(datasets).where(larger).values(size=size))
+        self._plans.pop(run_id, None)
+
     @property
     def _now(self) -> sa.ColumnElement[float]:
         """Return the SQL for the database's clock; in SQLite that is the clock of this process."""
@@ -285,6 +419,11 @@ class SqlStore(SqlReads):
         The run is gone at once, its rows follow in short transactions: one for all of them would lock out writers and
         exceed time limits. If that is interrupted, `vacuum` completes it.
         """
+        segments = self.segments(self.get_run(run_id))
+        if segments is not None:
+            # First, because a process may be killed before the end: the run can then be deleted again.
+            with suppress(StoreError):
+                segments.delete()
         with self._write() as connection:
             found = connection.execute(
                 sa.select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
@@ -296,6 +435,7 @@ class SqlStore(SqlReads):
             used = connection.execute(sa.select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first()
             if not used:
                 connection.execute(sa.delete(datasets).where(datasets.c.id == found.dataset))
+            self.batches.delete(connection, found.id)
         self._plans.pop(run_id, None)
         self._datasets.pop(run_id, None)
         delete_columns(self.identity, run_id)
@@ -303,6 +443,14 @@ class SqlStore(SqlReads):
             delete_rows(self._write, table, found.id)
         if not used:
             delete_rows(self._write, samples, found.dataset)
+        if segments is not None:
+            try:
+                segments.delete()
+            except StoreError as error:
+                raise StoreError(
+                    f"run {run_id} is deleted, but not its transcripts: delete {segments.address}/{segments.folder} "
+                    f"({error})"
+                ) from None
 
     def commit(
         self,
@@ -333,25 +481,49 @@ class SqlStore(SqlReads):
         epoch: int | None,
         companion: CommitCompanion | None,
     ) -> Committed:
-        number, run = self._plan(run_id)
+        store_attachments(self, results, samples)
         # Rows are encoded before the transaction, which holds locks.
-        batch = Batch(run, number, results, samples, current(), compress)
+        batch = self._encoded(run_id, results, samples)
+        number, run = batch.number, batch.run
+        noted = run.noted  # What another store names is not for this one to write beside: its pruning would delete it.
+        if (
+            not (noted.transcripts_returning or noted.transcripts_shared)
+            and (segments := self.segments(run)) is not None
+        ):
+            batch.move_transcripts(segments)
         self._writer.encode_samples(batch, self._datasets.get(run_id, 0))
         try:
-            return self._commit(run_id, batch, epoch, companion)
+            committed = self._commit(run_id, batch, epoch, companion)
+        except TranscriptsMovedError:
+            self._plans.pop(run_id, None)
+            return self._commit_all(run_id, results, samples, epoch, companion)
         except OrderConflictError:
             self._own_dataset(number)
-            return self._commit(run_id, batch, epoch, companion)
+            committed = self._commit(run_id, batch, epoch, companion)
+        if batch.late:  # Nothing kept its attachments from being pruned until it was committed.
+            store_attachments(self, results, samples)
+        return committed
+
+    def _encoded(self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]]) -> Batch:
+        number, run = self._plan(run_id)
+        batch = Batch(run, number, results, samples, current(), compress)
+        if batch.refused:
+            number, now = self._plans[run_id] = self._run(run_id)
+            if now.planned > run.planned:  # It was extended since its plan was read.
+                return Batch(now, number, results, samples, current(), compress)
+        return batch
 
     def _commit(self, run_id: str, batch: Batch, epoch: int | None, companion: CommitCompanion | None) -> Committed:
         with self._write() as connection:
-            dataset, own, ended = self._locked_dataset(connection, run_id, batch.number, epoch)
+            dataset, own, batch.late = self._locked_dataset(connection, run_id, batch.number, epoch)
+            if batch.segmented_at is not None:
+                self._check_place(connection, batch, batch.segmented_at)
             if companion is not None:
                 companion.begin(connection)
             committed = self._writer.write(connection, batch, dataset, own=own)
             if batch.completed_samples:
                 self._revise(connection, runs.c.dataset == dataset)
-            elif batch.replaced or (ended and committed.new):
+            elif batch.replaced or (batch.late and (committed.new or batch.new_samples)):
                 self._revise(connection, runs.c.id == batch.number)
             if companion is not None:
                 companion.check(connection, committed, self._shared_run(connection, batch.number))
@@ -373,7 +545,7 @@ class SqlStore(SqlReads):
         return RunState(status, owner, RunNotes(decode(dict[str, Any], notes)))
 
     def _plan(self, run_id: str) -> tuple[int, RunRecord]:
-        # The plan of a run never changes, so it is read once; a deleted run is detected later.
+        # Only `extend_run` changes the plan of a run, so it is read once; a deleted run is detected later.
         known = self._plans.get(run_id)
         if known is None:
             known = self._plans[run_id] = self._run(run_id)
@@ -394,6 +566,15 @@ class SqlStore(SqlReads):
             raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._address}")
         records.check_epoch(run_id, found.epoch, epoch)
         return found.dataset, found.owner == number, found.finished_at is not None
+
+    def _check_place(self, connection: sa.Connection, batch: Batch, written_at: float) -> None:
+        """Raise if the transcripts of a run, whose row is locked, were moved since its plan was read, or are old."""
+        if self._clock.time() - written_at > COMMIT_SECONDS:  # The process was suspended.
+            raise TranscriptsMovedError
+        stored = connection.execute(sa.select(runs.c.notes).where(runs.c.id == batch.number)).scalar_one()
+        notes = RunNotes(decode(dict[str, Any], stored))
+        if notes.transcripts_returning or notes.transcripts != batch.run.noted.transcripts:
+            raise TranscriptsMovedError
 
     def _own_dataset(self, number: int) -> None:
         """Create a separate dataset for a run whose samples have another order, with the samples it has used."""
@@ -482,10 +663,16 @@ class SqlStore(SqlReads):
         with self._write() as connection:
             connection.execute(sa.delete(session_snapshots).where(session_snapshots.c.id == session_id))
 
+    def record_looks(self, split: str, pairs: Sequence[str]) -> list[str]:
+        """Record that pairs are compared on a test split; returns all pairs as `looks` does."""
+        with self._write() as connection:
+            return add_looks(connection, split, pairs)
+
     def label(self, label: Label) -> None:
         """Add a label of a trial; without a time, it gets the current one."""
         with self._write() as connection:
             number, run = self._find(connection, label.key.run_id)
             records.experiment_index(run, label.key.experiment)
+            self._locked_dataset(connection, run.run_id, number, None)
             values = records.label_values(label, self._clock.time(), current())
             connection.execute(sa.insert(labels).values(run=number, **values))

@@ -13,11 +13,13 @@ from fairtrial.base.codec import canonical, decode
 from fairtrial.base.codec.escape import escape_text
 from fairtrial.base.frozen import EMPTY, JSON
 from fairtrial.store import rows
+from fairtrial.store.notes import SAMPLING_WEIGHT
 from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals, split_facts
 from fairtrial.store.schema import results, runs, samples
 from fairtrial.trials.result import Outcome
 
 _SHIFT = 32
+_ROUNDING = 1e-12  # Of the difference of two sums of squares.
 _WANTED = tuple(
     rows.RESULT_COLUMNS.index(name)
     for name in (
@@ -62,21 +64,34 @@ class SampleSums:
     def __init__(self) -> None:
         self._samples: dict[Hashable, list[float]] = {}
 
-    def add(self, sample: Hashable, passed: int | None, value: float | None, reward: float | None) -> None:
-        """Add a finished trial; its values are None if it was not scored."""
-        sums = self._samples.setdefault(sample, [0, 0, 0, 0, 0])
+    def add(
+        self,
+        sample: Hashable,
+        passed: int | None,
+        value: float | None,
+        reward: float | None,
+        latency_ms: int | None = None,
+    ) -> None:
+        """Add a finished trial; its values are None if it was not scored, its latency if that does not count."""
+        sums = self._samples.setdefault(sample, [0, 0, 0, 0, 0, 0, 0, 0])
         sums[4] += 1
         if passed is not None and value is not None and reward is not None:
             for place, number in enumerate((1, passed, value, reward)):
                 sums[place] += number
+            sums[5] += reward * reward
+        if latency_ms is not None:
+            sums[6] += 1
+            sums[7] += latency_ms
 
-    def shares(self) -> tuple[float, ...]:
-        """Return what `sample_means` takes."""
-        found = [0.0] * 7
-        for scored, passed, value, reward, finished in self._samples.values():
+    def shares(self, weight: Callable[[Any], float] | None = None) -> tuple[float, ...]:
+        """Return what `sample_means` takes; `weight` says how many samples a sample stands for."""
+        found = [0.0] * (7 if weight is None else 10)
+        for sample, (scored, passed, value, reward, finished, squares, *timed) in self._samples.items():
             own = (1, passed / scored, value / scored, reward / scored) if scored else (0, 0, 0, 0)
-            for place, number in enumerate((*own, 1, passed / finished, value / finished)):
-                found[place] += number
+            more = () if weight is None else (squares / scored if scored else 0, *timed)
+            stands_for = 1.0 if weight is None else weight(sample)
+            for place, number in enumerate((*own, 1, passed / finished, value / finished, *more)):
+                found[place] += number * stands_for
         return tuple(found)
 
 
@@ -84,11 +99,19 @@ def sample_means(sums: Sequence[float]) -> SampleMeans:
     """Return the means over samples.
 
     The sums are the number of samples with a scored trial and the sums of their means (passed, value, reward), then
-    the number of samples with a finished trial and the sums of theirs (passed, value).
+    the number of samples with a finished trial and the sums of theirs (passed, value). Of samples with weights, the sum
+    of the squared rewards, the number of trials whose latency counts, and its sum follow.
     """
-    scored, *own, finished, passed, value = sums
+    scored, *own, finished, passed, value = sums[:7]
     means = [one / scored if scored else None for one in own]
-    return SampleMeans(*means, *(one / finished if finished else None for one in (passed, value)))
+    found = SampleMeans(*means, *(one / finished if finished else None for one in (passed, value)))
+    if len(sums) == 7:
+        return found
+    squares, timed, latency = sums[7:]
+    variance = squares / scored - (own[2] / scored) ** 2 if scored else None
+    if variance is not None and variance < _ROUNDING * squares / scored:
+        variance = 0.0  # All rewards are equal.
+    return found._replace(reward_variance=variance, mean_latency_ms=latency / timed if timed else None)
 
 
 def analysed_samples(run: RunRecord) -> int:
@@ -104,12 +127,13 @@ def analysed_samples(run: RunRecord) -> int:
 def unequal(run: RunRecord, tallies: Iterable[TotalsBuilder]) -> bool:
     """Return whether means need a sum for each sample: their numbers of scored trials differ, or not all are in them.
 
-    Of a run of which not all samples are in the means, every group starts with none.
+    Of a run of which not all samples are in the means, every group starts with none; so does one of a run whose samples
+    have weights.
     """
     found = list(tallies)
-    if run.noted.adaptive is not None:
+    if run.noted.adaptive is not None or run.noted.sampling is not None:
         for tally in found:
-            tally.add_samples(*[0.0] * 7)
+            tally.add_samples(*[0.0] * (7 if run.noted.sampling is None else 10))
         return True
     return run.repeats > 1 and sum(tally.scored for tally in found) < run.planned
 
@@ -337,7 +361,8 @@ def totals(connection: sa.Connection, number: int, run: RunRecord) -> list[Total
         for place, *rewards in connection.execute(_rewards(number)):
             tallies[place].add_rewards(*rewards)
     if unequal(run, tallies):
-        for place, *means in connection.execute(_by_sample(number, run, results)):
+        source = results if run.noted.sampling is None else _with_samples(number)
+        for place, *means in connection.execute(_by_sample(number, run, source, _weight(connection.dialect.name, run))):
             tallies[place].add_samples(*means)
     if _has_extra_usage(connection, number):
         for place, *extra in connection.execute(_extra_usage(number)):
@@ -354,9 +379,7 @@ def group_totals(connection: sa.Connection, number: int, run: RunRecord, key: st
     extract = _extract(connection.dialect.name, escape_text(key))
     # Where the database has no path for the key, group by the whole metadata and pick the value here.
     value_json = (samples.c.metadata if extract is None else extract).label("value_json")
-    joined = results.outerjoin(
-        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
-    )
+    joined = _with_samples(number)
 
     def tallies_of(found: str | None) -> Callable[[int], TotalsBuilder]:
         value: Any = None if found is None else decode(object, found)
@@ -370,7 +393,8 @@ def group_totals(connection: sa.Connection, number: int, run: RunRecord, key: st
         for place, *rewards, found in connection.execute(_rewards(number, value_json).select_from(joined)):
             tallies_of(found)(place).add_rewards(*rewards)
     if unequal(run, (tally for _, tally in groups.values())):
-        for place, *means, found in connection.execute(_by_sample(number, run, joined, value_json)):
+        weight = _weight(connection.dialect.name, run)
+        for place, *means, found in connection.execute(_by_sample(number, run, joined, weight, value_json)):
             tallies_of(found)(place).add_samples(*means)
     if _has_extra_usage(connection, number):
         for place, *sums, found in connection.execute(_extra_usage(number, value_json).select_from(joined)):
@@ -384,6 +408,12 @@ def group_totals(connection: sa.Connection, number: int, run: RunRecord, key: st
     ]
 
 
+def _with_samples(number: int) -> sa.FromClause:
+    """Return the results of a run beside their samples."""
+    own = sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+    return results.outerjoin(samples, own)
+
+
 def _grouped(number: int, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
     return sa.select(*_GROUPED, *by).where(results.c.run == number).group_by(_GROUP, *by)
 
@@ -393,8 +423,10 @@ def _rewards(number: int, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
     return query.group_by(results.c.experiment, *by)
 
 
-def _by_sample(number: int, run: RunRecord, source: sa.FromClause, *by: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    """Return the query for what `TotalsBuilder.add_samples` takes."""
+def _by_sample(
+    number: int, run: RunRecord, source: sa.FromClause, weight: sa.ColumnElement[Any], *by: sa.ColumnElement[Any]
+) -> sa.Select[Any]:
+    """Return the query for what `TotalsBuilder.add_samples` takes; samples with weights count as often."""
     each = (
         sa.select(
             results.c.experiment,
@@ -403,6 +435,10 @@ def _by_sample(number: int, run: RunRecord, source: sa.FromClause, *by: sa.Colum
             sa.cast(sa.func.sum(results.c.passed), sa.Double).label("passed"),
             sa.func.sum(results.c.value).label("value"),
             sa.func.sum(_REWARD).label("reward"),
+            sa.func.sum(_REWARD * _REWARD).label("squares"),
+            sa.func.count().filter(_TIMED).label("timed"),
+            sa.func.sum(results.c.latency_ms).filter(_TIMED).label("latency"),
+            sa.func.max(weight).label("weight"),
             *by,
         )
         .select_from(source)
@@ -411,13 +447,19 @@ def _by_sample(number: int, run: RunRecord, source: sa.FromClause, *by: sa.Colum
         .subquery()
     )
     scored, finished = sa.func.nullif(each.c.scored, 0), sa.func.nullif(each.c.finished, 0)
+    own = each.c.weight
+    more = [
+        sa.func.sum(own * each.c.squares / scored),
+        *(sa.func.sum(own * each.c[name]) for name in ("timed", "latency")),
+    ]
     groups = (each.c.experiment, *(each.c[one.name] for one in by))
     return sa.select(
         each.c.experiment,
-        sa.func.count(scored),
-        *(sa.func.sum(each.c[name] / scored) for name in ("passed", "value", "reward")),
-        sa.func.count(finished),
-        *(sa.func.sum(each.c[name] / finished) for name in ("passed", "value")),
+        sa.func.sum(own).filter(each.c.scored > 0),
+        *(sa.func.sum(own * each.c[name] / scored) for name in ("passed", "value", "reward")),
+        sa.func.sum(own).filter(each.c.finished > 0),
+        *(sa.func.sum(own * each.c[name] / finished) for name in ("passed", "value")),
+        *(() if run.noted.sampling is None else more),
         *groups[1:],
     ).group_by(*groups)
 
@@ -458,6 +500,17 @@ def _sample_names(connection: sa.Connection, number: int, run: RunRecord) -> Cal
         return rows.restored_text(connection.execute(query).scalar_one())
 
     return name_of
+
+
+def _weight(dialect: str, run: RunRecord) -> sa.ColumnElement[Any]:
+    """Return the SQL for how many samples a sample of a run stands for."""
+    if run.noted.sampling is None:
+        return sa.literal(1)
+    if dialect == "sqlite":  # Of any version, other than "->".
+        found: Any = sa.func.json_extract(samples.c.metadata, f"$.{SAMPLING_WEIGHT}")
+    else:
+        found = _extract(dialect, SAMPLING_WEIGHT)
+    return sa.func.coalesce(sa.cast(found, sa.Double), 1.0)
 
 
 def _extract(dialect: str, key: str) -> sa.ColumnElement[Any] | None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial.base.garbage import fewer_collections
 from fairtrial.base.isolation.child import emit
 from fairtrial.base.offload import DaemonThreads
 from fairtrial.base.system import require_posix
@@ -97,11 +98,12 @@ async def run_worker(
             _log.info("worker %s takes work of suite %r from %s", loop.name, chosen.name, requests.name)
             if started is not None:
                 started(loop)
-            if not signals and health_port is None:
-                await loop.run(max_iterations=max_iterations, until_empty=until_empty)
-            else:
-                with InterpreterWatchdog(loop.config.lease_seconds) if signals else nullcontext():
-                    await _supervised(loop, requests, max_iterations, until_empty, health_port, health_host)
+            with fewer_collections():
+                if not signals and health_port is None:
+                    await loop.run(max_iterations=max_iterations, until_empty=until_empty)
+                else:
+                    with InterpreterWatchdog(loop.config.lease_seconds) if signals else nullcontext():
+                        await _supervised(loop, requests, max_iterations, until_empty, health_port, health_host)
             await broker.leave(requests)
             return loop
     finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
+from fairtrial.base.offload import TimeLimit
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import Session
 from fairtrial.data.session.views import Envelope
@@ -127,18 +129,26 @@ class ConcurrencySlot(Protocol):
 current_slot: ContextVar[ConcurrencySlot | None] = ContextVar("fairtrial_slot", default=None)
 
 
-@asynccontextmanager
-async def slot_released() -> AsyncIterator[None]:
+def slot_released() -> AbstractAsyncContextManager[None]:
     """Give up the trial's place among the running ones during the block, if its scheduler can use it."""
-    slot = current_slot.get()
-    if slot is None or not slot.release():
-        yield
-        return
-    try:
-        yield
-    finally:
-        await slot.acquire()
+    return _ReleasedSlot()
 
+
+class _ReleasedSlot:
+    """A tenth of the size of a generator: tens of thousands of trials may wait in such blocks."""
+
+    __slots__ = ("_slot",)
+
+    async def __aenter__(self) -> None:
+        slot = current_slot.get()
+        self._slot = slot if slot is not None and slot.release() else None
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._slot is not None:
+            await self._slot.acquire()
+
+
+_FOREVER = 1e8  # Seconds.
 
 _current: ContextVar[TrialContext | None] = ContextVar("fairtrial_trial", default=None)
 _making_calls = threading.Lock()
@@ -163,8 +173,11 @@ class TrialContext:
     __slots__ = (
         "_application_calls",
         "_calls",
+        "_limit",
         "_resources",
         "_run_seed",
+        "_waits",
+        "_waits_since",
         "attempt",
         "deadline",
         "environment",
@@ -175,6 +188,7 @@ class TrialContext:
         "session",
         "shared",
         "trace_endpoint",
+        "waited_seconds",
     )
 
     def __init__(
@@ -189,6 +203,7 @@ class TrialContext:
         deadline: float = float("inf"),
         shared: Any = None,
         trace_endpoint: str = "",
+        limit: TimeLimit | None = None,
     ) -> None:
         self.key = key
         self.sample = sample
@@ -204,6 +219,33 @@ class TrialContext:
         self._calls: dict[str, int] = {}
         self._application_calls: ApplicationCalls | None = None
         self.scoring = False
+        self.waited_seconds = 0.0  # For batches.
+        self._limit = limit
+        self._waits = 0
+        self._waits_since = 0.0
+
+    def begin_wait(self) -> None:
+        """Stop the clock of the trial: from here on it only waits, for hours perhaps, for a batch."""
+        self._waits += 1
+        if self._waits == 1:
+            self._waits_since = monotonic()
+            self._extend(_FOREVER)
+
+    def end_wait(self) -> None:
+        """Let the clock of the trial go on."""
+        self._waits -= 1
+        if self._waits:
+            return
+        waited = monotonic() - self._waits_since
+        self.waited_seconds += waited
+        # Only if the step in which it began has not ended.
+        if self._limit is None or self._limit.deadline > monotonic() + _FOREVER / 2:
+            self._extend(waited - _FOREVER)
+
+    def _extend(self, seconds: float) -> None:
+        self.deadline += seconds
+        if self._limit is not None:
+            self._limit.extend(seconds)
 
     @property
     def seed(self) -> int:

@@ -55,8 +55,8 @@ AMOUNTS = tuple(name for figure in TRIAL_FIGURES.values() if figure.type == "f8"
 """The columns with amounts, which are empty where they are not known."""
 
 
-type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
-"""How a trial ended. Only "scored" has a score."""
+type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run", "user_error"]
+"""How a trial ended. Only "scored" has a score; "user_error": the simulated user of a conversation was at fault."""
 type RedactedPart = Literal["output", "transcript", "error", "reason", "score", "metadata"]
 """A part of a stored result; `score` covers the name of the score and its metrics."""
 type Stage = Literal["setup", "task", "output", "score", "delivery", "store"]
@@ -286,31 +286,12 @@ class EvalResult(Generic[OutputT]):
         made: Any = self if type(self) is EvalResult else object.__new__(_Unfrozen)
         if made is self:
             object.__setattr__(self, "__class__", _Unfrozen)
-        made.key = key
-        made.ordinal = ordinal
-        made.outcome = outcome
-        made.score = score
-        made.output = output
-        made.latency_ms = latency_ms
-        made.usage = usage
-        made.error = error
-        made.stage = stage
-        made.attempt = attempt
-        made.execution = execution
-        made.started_at = started_at
-        made.metadata = metadata
-        made.judge_cost_usd = judge_cost_usd
-        made.cache_hits = cache_hits
-        made.unpriced_calls = unpriced_calls
-        made.unpriced_judge_calls = unpriced_judge_calls
-        made.cut_off_calls = cut_off_calls
-        made.refused_calls = refused_calls
-        made.unknown_endings = unknown_endings
-        made.redacted_parts = redacted_parts
-        made.code = code
-        made.output_json = output_json
-        made.snapshot = snapshot
-        made.source = source
+        _fill(
+            made,
+            key, ordinal, outcome, score, output, latency_ms, usage, error, stage, attempt, execution, started_at,
+            metadata, judge_cost_usd, cache_hits, unpriced_calls, unpriced_judge_calls, cut_off_calls, refused_calls,
+            unknown_endings, redacted_parts, code, output_json, snapshot, source,
+        )  # fmt: skip
         if made is self:
             made.__class__ = EvalResult
         else:  # A subclass, which may have another layout.
@@ -432,6 +413,52 @@ class _Unfrozen(Generic[OutputT]):
     """What a result is while it is made: the same object, to which 25 fields are assigned in a quarter of the time."""
 
     __slots__ = EvalResult.__slots__
+
+
+def _fill(
+    made: Any,
+    key: Any, ordinal: Any, outcome: Any, score: Any, output: Any, latency_ms: Any, usage: Any, error: Any,
+    stage: Any, attempt: Any, execution: Any, started_at: Any, metadata: Any, judge_cost_usd: Any, cache_hits: Any,
+    unpriced_calls: Any, unpriced_judge_calls: Any, cut_off_calls: Any, refused_calls: Any, unknown_endings: Any,
+    redacted_parts: Any, code: Any, output_json: Any, snapshot: Any, source: Any,
+) -> None:  # fmt: skip
+    made.key = key
+    made.ordinal = ordinal
+    made.outcome = outcome
+    made.score = score
+    made.output = output
+    made.latency_ms = latency_ms
+    made.usage = usage
+    made.error = error
+    made.stage = stage
+    made.attempt = attempt
+    made.execution = execution
+    made.started_at = started_at
+    made.metadata = metadata
+    made.judge_cost_usd = judge_cost_usd
+    made.cache_hits = cache_hits
+    made.unpriced_calls = unpriced_calls
+    made.unpriced_judge_calls = unpriced_judge_calls
+    made.cut_off_calls = cut_off_calls
+    made.refused_calls = refused_calls
+    made.unknown_endings = unknown_endings
+    made.redacted_parts = redacted_parts
+    made.code = code
+    made.output_json = output_json
+    made.snapshot = snapshot
+    made.source = source
+
+
+def unchecked_result(*values: Any) -> EvalResult[Any]:
+    """Return a result with these values of all its fields, in their order: `EvalResult(...)` in a quarter of its time.
+
+    For `run_trial`, which knows that they are valid.
+    """
+    made: Any = object.__new__(_Unfrozen)
+    _fill(made, *values)
+    made.__class__ = EvalResult
+    result: EvalResult[Any] = made
+    return result
 
 
 def new_execution() -> int:

@@ -25,15 +25,16 @@ from fairtrial.base.isolation import Function, IsolatedError, IsolatedRunner, ch
 from fairtrial.base.isolation.runner import START_SECONDS
 from fairtrial.base.offload import DaemonThreads, TimeLimit, supervise
 from fairtrial.data.sample import Sample
-from fairtrial.data.session.events import TraceIncomplete
+from fairtrial.data.session.events import TokenUsage, TraceIncomplete
 from fairtrial.data.session.session import NO_CALLS, ControlDispatcher, Session
 from fairtrial.data.session.views import Envelope, RecordedView
-from fairtrial.errors import CodecError, ConfigurationError, ModelRefusedError, is_programming_error
+from fairtrial.errors import BrokenUserError, CodecError, ConfigurationError, ModelRefusedError, is_programming_error
 from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
+from fairtrial.scoring.score import Metric, Score
 from fairtrial.trials.config import Experiment
 from fairtrial.trials.context import TraceSource, TrialContext, TrialKey, _current, call_task_in_child, slot_released
 from fairtrial.trials.failures import MAX_PAUSE, describe_error, raise_if_external, read_retry_after, retry_pause
-from fairtrial.trials.result import EvalResult, Outcome, Stage, new_execution
+from fairtrial.trials.result import EvalResult, Outcome, Stage, new_execution, unchecked_result
 from fairtrial.trials.sample_types import (
     OUTPUT_TYPE,
     KnownTypes,
@@ -59,6 +60,11 @@ class AttemptFailed:
     attempt: int
     outcome: str
     error: str
+
+
+def last_attempt(recorded: RecordedView) -> RecordedView:
+    """Return the events of the attempt that counts: the last one."""
+    return recorded.view(attempt=len(recorded[AttemptFailed].all()) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +207,13 @@ async def _attempts(rules: TrialRules, trial: _Trial, sample: Sample[Any, Any], 
             attempt=trial.attempt,
             shared=rules.shared,
             trace_endpoint="" if rules.traces is None else rules.traces.endpoint,
+            limit=trial.limit,
         )
         await _attempt(rules, trial, context, rules.tasks[experiment])
         trial.limit.check()
-        if state.outcome not in ("task_error", "timeout") or trial.attempt - first >= rules.max_retries:
+        # A user that could not speak may in the next attempt; one that broke its rules is a result.
+        again = state.outcome in ("task_error", "timeout") or (state.outcome == "user_error" and state.stage == "task")
+        if not again or trial.attempt - first >= rules.max_retries:
             return
         failed = AttemptFailed(trial.attempt, state.outcome, describe_error(state.error))
         trial.session.record(failed, actor="framework")
@@ -247,7 +256,14 @@ async def score_again(
         state.fail("scorer_error", "score", f"the stored output does not match the output type of the task: {error}")
     else:
         context = TrialContext(
-            key, sample, experiment, session, run_seed=rules.seed, attempt=attempt, shared=rules.shared
+            key,
+            sample,
+            experiment,
+            session,
+            run_seed=rules.seed,
+            attempt=attempt,
+            shared=rules.shared,
+            limit=trial.limit,
         )
         await trial.finish(rules, _attempt(rules, trial, context, None))
     result = _result(trial, judges_since=judges_since)
@@ -315,19 +331,22 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
     try:
         with limit.begin(rules.timeout_seconds):
             try:
+                args = (given, context) if task.takes_context else (given,)
                 if task.isolate:
                     state.output = await _invoke_isolated(rules, trial, context, task, given)
+                elif task.is_async:
+                    state.output = await task.fn(*args)
                 else:
-                    state.output = await _invoke(rules, task, (given, context) if task.takes_context else (given,))
+                    state.output = await _invoke(rules, task, args)
             finally:
-                state.latency = max(0.0, rules.clock.monotonic() - started - state.waited)
+                state.latency = max(0.0, rules.clock.monotonic() - started - state.waited - context.waited_seconds)
                 context.end_task()
     except BaseException as error:
         await raise_if_external(error)
         refusal = error.refusal if isinstance(error, ModelRefusedError | IsolatedError) else None
         if refusal is None or rules.refusals == "error":
             state.retry_after = read_retry_after(error)
-            state.fail("task_error", "task", error)
+            state.fail("user_error" if _is_of_user(error) else "task_error", "task", error)
             return
         state.output = refusal
     # The second case: it blocked the event loop, so that it could not be cancelled, and returned late.
@@ -347,9 +366,13 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
     await _check_output(rules, state, task)
 
 
+def _is_of_user(error: BaseException) -> bool:
+    """Return whether the user of a conversation was at fault, here or in a child process."""
+    return isinstance(error, BrokenUserError) or (isinstance(error, IsolatedError) and error.broken_user)
+
+
 async def _invoke(rules: TrialRules, task: ResolvedTask, args: tuple[Any, ...]) -> Any:
-    if task.is_async:
-        return await task.fn(*args)
+    """Call a task that is not async; in a thread, unless it is quick."""
     result = task.fn(*args) if task.inline else await rules.threads.run(partial(task.fn, *args))
     return await result if hasattr(result, "__await__") else result
 
@@ -425,7 +448,7 @@ async def _check_output(rules: TrialRules, state: _Attempt, task: ResolvedTask) 
     try:
         size = len(output) if isinstance(output, str | bytes) else 0
         text = dumps(output) if size <= limit else ""
-        name = value_type_name(output) if text else ""
+        name = value_type_name(output) if text and type(output) is not str else ""
         restored = restores(task.output_type, name, output)
     except BaseException as error:  # Encoding calls user code: properties, iterators, serializers.
         await raise_if_external(error)
@@ -480,7 +503,7 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
             state.score = await scorer.score(case)
     except BaseException as error:
         await raise_if_external(error)
-        state.fail("scorer_error", "score", error)
+        state.fail("user_error" if _is_of_user(error) else "scorer_error", "score", error)
         return
     if limit.expired:
         state.score = None
@@ -499,6 +522,15 @@ async def _close(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
         state.close_error = describe_error(error)
     if trial.limit.expired:
         state.close_error = f"closing did not finish within {rules.close_seconds:g} s"
+
+
+def _with_user(score: Score, usage: TokenUsage) -> Score:
+    """Return a score with what the simulated user took, as metrics."""
+    found = [Metric("user_tokens", float(usage.total_tokens), higher_is_better=False)]
+    if usage.cost_usd is not None:
+        found.append(Metric("user_cost_usd", usage.cost_usd, higher_is_better=False))
+    names = {metric.name for metric in found}
+    return replace(score, metrics=(*(metric for metric in score.metrics if metric.name not in names), *found))
 
 
 def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
@@ -520,42 +552,31 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
     if len(session):
         try:
             calls = session.call_totals(judges_since=judges_since)
+            if calls.user is not None:
+                metadata["user"] = {"tokens": calls.user.total_tokens, "cost_usd": calls.user.cost_usd}
+                if state.score is not None:
+                    state.score = _with_user(state.score, calls.user)
             snapshot = session.snapshot()
         except Exception as error:  # Events hold what user code recorded, such as a cost that is no number.
             state.output = state.output_json = state.score = None
             state.fail("task_error", "output", f"the recorded events cannot be stored: {describe_error(error)}")
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
-        frames = ""
-        if isinstance(state.error, IsolatedError):
-            frames, mistake = state.error.traceback, state.error.mistake
+        frames, raised = "", state.error
+        if isinstance(raised, BrokenUserError) and raised.__cause__ is not None:
+            raised = raised.__cause__
+        if isinstance(raised, IsolatedError):
+            frames, mistake = raised.traceback, raised.mistake
         else:
-            mistake = is_programming_error(state.error)
+            mistake = is_programming_error(raised)
         if not frames:
-            frames = "".join(traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-_MAX_FRAMES:]))
+            frames = "".join(traceback.format_list(traceback.extract_tb(raised.__traceback__)[-_MAX_FRAMES:]))
         metadata["traceback"] = frames[-_MAX_TRACEBACK:]
         if mistake:
             metadata["programming_error"] = True
-    return EvalResult(
-        key=trial.key,
-        ordinal=trial.ordinal,
-        outcome=state.outcome,
-        score=state.score,
-        output=state.output,
-        latency_ms=round(state.latency * 1000),
-        usage=calls.usage,
-        error=describe_error(state.error) if state.error is not None else None,
-        stage=state.stage,
-        attempt=trial.attempt,
-        execution=new_execution(),
-        started_at=trial.started_at,
-        metadata=metadata,
-        judge_cost_usd=calls.judge_cost_usd,
-        cache_hits=calls.cache_hits,
-        unpriced_calls=calls.unpriced_calls,
-        unpriced_judge_calls=calls.unpriced_judge_calls,
-        cut_off_calls=calls.cut_off_calls,
-        refused_calls=calls.refused_calls,
-        unknown_endings=calls.unknown_endings,
-        output_json=state.output_json,
-        snapshot=snapshot,
-    )
+    message = describe_error(state.error) if state.error is not None else None
+    return unchecked_result(
+        trial.key, trial.ordinal, state.outcome, state.score, state.output, round(state.latency * 1000), calls.usage,
+        message, state.stage, trial.attempt, new_execution(), trial.started_at, metadata, calls.judge_cost_usd,
+        calls.cache_hits, calls.unpriced_calls, calls.unpriced_judge_calls, calls.cut_off_calls, calls.refused_calls,
+        calls.unknown_endings, (), 0, state.output_json, snapshot, None,
+    )  # fmt: skip

@@ -148,6 +148,10 @@ WITH_ADAPTER = "__fairtrial_with_adapter__"
 """The attribute of a task with a function that returns the same task with another adapter."""
 
 
+USER_OF = "__fairtrial_user__"
+"""The attribute of a conversation with its simulated user, whose model and prompt are stored with a run."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskMarks:
     """The options of `@task(...)`."""

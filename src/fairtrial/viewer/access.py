@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from fairtrial.base.foreign import BODY_SECONDS
 from fairtrial.errors import ConfigurationError
@@ -32,7 +32,7 @@ class Sessions:
 
     def __init__(self, token: str, folder: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path = None if folder is None else folder / _FILE
-        self._token = _digest(token)
+        self._token = digest_of(token)
         self._clock = clock
         self._opened: dict[str, float] = {}
         self._seen = 0
@@ -42,18 +42,18 @@ class Sessions:
     def open(self) -> str:
         """Open a session and return its secret."""
         made = secrets.token_urlsafe(24)
-        self._change({_digest(made): self._clock()})
+        self._change({digest_of(made): self._clock()})
         return made
 
     def has(self, secret: str) -> bool:
         """Return whether this is the secret of an open session."""
         self._look()
-        opened = self._opened.get(_digest(secret))
+        opened = self._opened.get(digest_of(secret))
         return opened is not None and self._clock() - opened < SESSION_SECONDS
 
     def end(self, secret: str) -> None:
         """End a session."""
-        self._change({}, ended=_digest(secret))
+        self._change({}, ended=digest_of(secret))
 
     def _look(self) -> None:
         """Read the file again if another server of this store has written it."""
@@ -82,7 +82,8 @@ class Sessions:
         return {name: float(at) for name, at in sessions.items() if isinstance(at, int | float)}
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """Return what may be kept of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -114,12 +115,47 @@ _SHORTEST_TOKEN = 16
 _MAX_NAME = 60
 
 
+type Permission = Literal["read", "review", "edit", "delete"]
+type Role = Literal["viewer", "reviewer", "editor", "admin"]
+
+PERMISSIONS_OF: Mapping[Role, tuple[Permission, ...]] = {
+    "viewer": ("read",),
+    "reviewer": ("review",),
+    "editor": ("read", "review", "edit"),
+    "admin": ("read", "review", "edit", "delete"),
+}
+"""What each role may do: read runs, answer reviews, make reviews and label, delete and keep runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whose session it is. `review_only` visitors see reviews and nothing else."""
+    """Whose session it is, and what it may do.
+
+    Attributes:
+        name: The name that is shown.
+        permissions: What this person may do.
+        id: What labels are stored under, if people are known by more than their name.
+        signs_out: Whether this server can end the session of somebody with an id.
+    """
 
     name: str
-    review_only: bool = False
+    permissions: frozenset[Permission] = frozenset(PERMISSIONS_OF["editor"])
+    id: str = ""
+    signs_out: bool = False
+
+    @property
+    def annotator(self) -> str:
+        """What labels are stored under."""
+        return self.id or self.name
+
+    @property
+    def review_only(self) -> bool:
+        """Whether reviews are all that this person sees."""
+        return "read" not in self.permissions
+
+
+def _reviewer(name: str) -> Visitor:
+    return Visitor(name, frozenset(PERMISSIONS_OF["reviewer"]))
 
 
 @dataclass(slots=True)
@@ -173,10 +209,15 @@ class Access:
         """The name of the session cookie."""
         return "__Secure-fairtrial" if self.secure else "fairtrial"
 
+    @property
+    def host_remedy(self) -> str:
+        """What to do so that a host is answered."""
+        return "add it with --trusted-host"
+
     def accepts_host(self, host: str) -> bool:
         """Return whether a request may name this host."""
         host = host.lower()
-        return host in self.authorities or _without_port(host) in self.authorities
+        return host in self.authorities or without_port(host) in self.authorities
 
     def is_token(self, text: str) -> bool:
         """Compare with the token in constant time."""
@@ -202,7 +243,7 @@ class Access:
         matches = [name for name, token in self.reviewers.items() if same_secret(text, token)]
         if self._use_up(text) if by_link else self.is_token(text):
             return Visitor(self.user), self.sessions.open()
-        return (Visitor(matches[0], review_only=True), self._reviewer_session(matches[0])) if matches else None
+        return (_reviewer(matches[0]), self._reviewer_session(matches[0])) if matches else None
 
     def _reviewer_session(self, name: str) -> str:
         secrets_of_both = f"{self.reviewers[name]}\n{self.token}".encode()
@@ -213,7 +254,7 @@ class Access:
         if self.sessions.has(text):
             return Visitor(self.user)
         matches = [name for name in self.reviewers if same_secret(text, self._reviewer_session(name))]
-        return Visitor(matches[0], review_only=True) if matches else None
+        return _reviewer(matches[0]) if matches else None
 
     @staticmethod
     def form_secret(session: str) -> str:
@@ -290,7 +331,8 @@ def check_reviewers(names: Sequence[str], user: str) -> tuple[str, ...]:
     return trimmed
 
 
-def _without_port(host: str) -> str:
+def without_port(host: str) -> str:
+    """Return the name in a `Host` header."""
     name, separator, port = host.rpartition(":")
     return name if separator and port.isdecimal() else host
 
@@ -322,6 +364,41 @@ class GuardRefusal(NamedTuple):
     text: str
 
 
+class Doorway(Protocol):
+    """What of an access the rules for requests of other hosts and sites need."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether TLS ends in front of the server."""
+        ...
+
+    @property
+    def host_remedy(self) -> str:
+        """What to do so that a host is answered."""
+        ...
+
+    def accepts_host(self, host: str) -> bool:
+        """Return whether a request may name this host."""
+        ...
+
+
+def foreign_refusal(
+    method: str, path: str, query: str, headers: Sequence[tuple[str, str]], door: Doorway
+) -> GuardRefusal | None:
+    """Return why a request of anybody is refused: a host that is not ours, another site, or its form."""
+    if len(path) + len(query) > MAX_ADDRESS:
+        return GuardRefusal(414, f"an address may have at most {MAX_ADDRESS:,} characters")
+    hosts = [value for name, value in headers if name == "host"]
+    if len(hosts) != 1 or not door.accepts_host(hosts[0]):
+        return GuardRefusal(421, f"this server does not answer to this host name; {door.host_remedy}")
+    values = dict(reversed(headers))  # The first of several counts; browsers send each of these once.
+    if method in _SAFE:
+        return _refuse_foreign_read(values)
+    if method == "POST":
+        return _refuse_foreign_write(values, hosts[0], door)
+    return GuardRefusal(405, f"{method} is not allowed")
+
+
 def refusal(
     method: str, path: str, query: str, headers: Sequence[tuple[str, str]], access: Access
 ) -> GuardRefusal | None:
@@ -334,29 +411,17 @@ def refusal(
         headers: All headers, names in lower case; a name may occur more than once.
         access: The secrets of the server.
     """
-    if len(path) + len(query) > MAX_ADDRESS:
-        return GuardRefusal(414, f"an address may have at most {MAX_ADDRESS:,} characters")
-    hosts = [value for name, value in headers if name == "host"]
-    if len(hosts) != 1 or not access.accepts_host(hosts[0]):
-        return GuardRefusal(421, "this server does not answer to this host name; add it with --trusted-host")
-    values = dict(reversed(headers))  # The first of several counts; browsers send each of these once.
-    if method in _SAFE:
-        found = _refuse_foreign_read(values)
-    elif method == "POST":
-        found = _refuse_foreign_write(values, hosts[0], access)
-    else:
-        found = GuardRefusal(405, f"{method} is not allowed")
-    if found is not None:
+    if (found := foreign_refusal(method, path, query, headers, access)) is not None:
         return found
     root = f"/{access.prefix}/"
     if not path.startswith(root):
         return GuardRefusal(404, "not found: open the address that `fairtrial view` printed")
     if path == f"{root}login":
-        too_long = method == "POST" and int(values["content-length"]) > MAX_SIGN_IN
+        too_long = method == "POST" and int(dict(reversed(headers))["content-length"]) > MAX_SIGN_IN
         return GuardRefusal(413, f"a token has at most {MAX_SIGN_IN:,} bytes") if too_long else None
     if path.startswith(f"{root}static/") and method in _SAFE:
         return None  # The files of the package, for the page where people sign in.
-    if not any(access.visitor(value) for value in _cookies(headers, access.cookie)):
+    if not any(access.visitor(value) for value in cookies_of(headers, access.cookie)):
         return GuardRefusal(401, "no session: sign in at the address that `fairtrial view` printed")
     return None
 
@@ -370,8 +435,8 @@ def _refuse_foreign_read(headers: Mapping[str, str]) -> GuardRefusal | None:
     return GuardRefusal(403, "requests of other sites are refused")
 
 
-def _refuse_foreign_write(headers: Mapping[str, str], host: str, access: Access) -> GuardRefusal | None:
-    scheme = "https" if access.secure else "http"
+def _refuse_foreign_write(headers: Mapping[str, str], host: str, door: Doorway) -> GuardRefusal | None:
+    scheme = "https" if door.secure else "http"
     if headers.get("sec-fetch-site", "same-origin") not in ("none", "same-origin"):
         return GuardRefusal(403, "requests of other sites are refused")
     if headers.get("origin", "").lower() != f"{scheme}://{host.lower()}":
@@ -382,7 +447,8 @@ def _refuse_foreign_write(headers: Mapping[str, str], host: str, access: Access)
     return None
 
 
-def _cookies(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
+def cookies_of(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
+    """Return the values of all cookies with a name."""
     pairs = [part.strip().partition("=") for name, value in headers if name == "cookie" for part in value.split(";")]
     return [value for name, _, value in pairs if name == wanted]
 
@@ -402,25 +468,31 @@ class Guard:
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
         found = refusal(scope["method"], path, scope.get("query_string", b"").decode("latin-1"), headers, self.access)
-        asks_to_sign_in = found is not None and found.status == 401 and _is_for_people(scope["method"], headers)
+        asks_to_sign_in = found is not None and found.status == 401 and is_for_people(scope["method"], headers)
         if found is not None and not asks_to_sign_in:
-            await _answer(send, found)
+            await answer_refusal(send, found)
             return
 
-        async def send_guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_missing(message.get("headers", ()))]
-            await send(message)
-
         scope["fairtrial.session"] = self._session(headers)
-        await (self.sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
+        await pass_guarded(self.sign_in if asks_to_sign_in else self.app, scope, receive, send)
 
     def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:
         """Return whose request it is, and the secret of the session; None for a request to sign in."""
-        for value in _cookies(headers, self.access.cookie):
+        for value in cookies_of(headers, self.access.cookie):
             if (visitor := self.access.visitor(value)) is not None:
                 return visitor, value
         return None
+
+
+async def pass_guarded(app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """Call an application with a time limit for the request's body, and with our headers on its answer."""
+
+    async def send_guarded(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *_missing(message.get("headers", ()))]
+        await send(message)
+
+    await app(scope, _in_time(receive), send_guarded)
 
 
 class BodyTooLateError(Exception):
@@ -447,7 +519,8 @@ def _in_time(receive: Any) -> Any:
     return receive_in_time
 
 
-def _is_for_people(method: str, headers: Sequence[tuple[str, str]]) -> bool:
+def is_for_people(method: str, headers: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a person, not a program, asks for a page."""
     return method == "GET" and any(name == "accept" and "text/html" in value for name, value in headers)
 
 
@@ -460,7 +533,8 @@ def _missing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
     return [(name, value) for name, value in added if name not in names or name == b"content-security-policy"]
 
 
-async def _answer(send: Any, found: GuardRefusal) -> None:
+async def answer_refusal(send: Any, found: GuardRefusal) -> None:
+    """Answer a request that may not pass."""
     body = f"{found.text}\n".encode()
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": found.status, "headers": [*headers, *_missing(headers)]})

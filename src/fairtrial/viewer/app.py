@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -18,9 +18,10 @@ from starlette.routing import Mount, Route
 
 from fairtrial.errors import FairtrialError, StoreError, UnknownRunError
 from fairtrial.reports.run_names import UnknownNameError
-from fairtrial.viewer.access import BodyTooLateError, Guard, Visitor, same_secret
-from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, read_form
-from fairtrial.viewer.pages.runs import history_page, live_stream, report_page, runs_page
+from fairtrial.viewer.access import BodyTooLateError, Guard, Permission, Visitor, same_secret
+from fairtrial.viewer.pages.comments import change_comments
+from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, read_form
+from fairtrial.viewer.pages.runs import delete_run, keep_run, live_stream, report_page, runs_page
 from fairtrial.viewer.question import segment
 
 _WRONG_TOKEN_SECONDS = 0.5
@@ -28,7 +29,6 @@ _IN_ADDRESS = "%/?&=@:+~,;!$'()*"
 _STEP = frozenset((".", ".."))
 
 type PageFunction = Callable[[Viewer, Request], Awaitable[Response]]
-type ChangeFunction = Callable[[Viewer, Request, FormFields], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,83 +45,147 @@ class _Later:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class RouteRule:
+    """A route, what it needs, and what the audit of a team calls its use.
+
+    Attributes:
+        path: The path below the prefix.
+        function: The page, or the change.
+        needs: What a visitor must be allowed to do.
+        needs_too: What else; None for nothing.
+        action: Its name in the audit; empty for pages that show no text of a trial, and changes that record themselves.
+    """
+
+    path: str
+    function: Any
+    needs: Permission
+    action: str = ""
+    needs_too: Permission | None = None
+
+
+_READ, _LISTED, _EXPORTED = "read transcript", "read trials", "exported"
+PAGES = (
+    RouteRule("/", runs_page, "read"),
+    RouteRule("/history", _Later("history", "history_page"), "read"),
+    RouteRule("/compare", _Later("comparison", "compare_page"), "read"),
+    RouteRule("/compare/sample", _Later("comparison", "pair_page"), "read", _READ),
+    RouteRule("/matrix", _Later("matrix", "matrix_page"), "read", _LISTED),
+    RouteRule("/search", _Later("search", "search_page"), "read"),
+    RouteRule("/review", _Later("reviews", "review_list"), "review"),
+    RouteRule("/review/{code}", _Later("reviews", "review_queue"), "review", _READ),
+    RouteRule("/review/{code}/blob/{sha256}", _Later("reviews", "review_blob"), "review", _READ),
+    RouteRule("/{run}", report_page, "read"),
+    RouteRule("/{run}/live", live_stream, "read"),
+    RouteRule("/{run}/trials", _Later("trials", "trials_page"), "read", _LISTED),
+    RouteRule("/{run}/rates", _Later("trials", "rates_of_question"), "read"),
+    RouteRule("/{run}/trials.{form}", _Later("trials", "export_trials"), "read", _EXPORTED),
+    RouteRule("/{run}/review", _Later("reviews", "reviews_page"), "read"),
+    RouteRule("/{run}/review/{name}", _Later("reviews", "review_page"), "read"),
+    RouteRule("/{run}/review/{name}/labels.{form}", _Later("reviews", "export_labels"), "read", _EXPORTED),
+    RouteRule("/{run}/calibration", _Later("reviews", "calibration_page"), "read"),
+    RouteRule("/{run}/t/{experiment}/{sample}", _Later("trial", "trial_page"), "read", _READ),
+    RouteRule("/{run}/t/{experiment}/{sample}/{repeat:int}", _Later("trial", "trial_page"), "read", _READ),
+    RouteRule("/{run}/blob/{sha256}", _Later("trial", "blob"), "read", _READ),
+)
+"""What can be looked at. Everything else is refused."""
+CHANGES = (
+    RouteRule("/review/{code}", _Later("reviews", "answer_trial"), "review", "reviewed"),
+    RouteRule("/{run}/review", _Later("reviews", "make_review"), "edit", "made a review"),
+    RouteRule("/{run}/review/{name}", _Later("reviews", "extend_review"), "edit", "extended a review"),
+    RouteRule("/{run}/picked", _Later("reviews", "pick_trial"), "edit", "labelled"),
+    RouteRule("/{run}/comment", change_comments, "review", needs_too="read"),
+)
+"""What forms can change."""
+TEAM_CHANGES = (
+    RouteRule("/{run}/delete", delete_run, "delete"),
+    RouteRule("/{run}/keep", keep_run, "delete"),
+)
+"""What the forms of a team's projects can change besides."""
+
+
 def routes(viewer: Viewer) -> list[Route]:
-    """Return all routes below the prefix."""
-    pages: list[tuple[str, PageFunction]] = [
-        ("/", runs_page),
-        ("/login", open_link),
-        ("/history", history_page),
-        ("/compare", _Later("comparison", "compare_page")),
-        ("/compare/sample", _Later("comparison", "pair_page")),
-        ("/matrix", _Later("matrix", "matrix_page")),
-        ("/review", _Later("reviews", "review_list")),
-        ("/review/{code}", _Later("reviews", "review_queue")),
-        ("/review/{code}/blob/{sha256}", _Later("reviews", "review_blob")),
-        ("/static/{hash}/{name}", static_file),
-        ("/{run}", report_page),
-        ("/{run}/live", live_stream),
-        ("/{run}/trials", _Later("trials", "trials_page")),
-        ("/{run}/rates", _Later("trials", "rates_of_question")),
-        ("/{run}/trials.{form}", _Later("trials", "export_trials")),
-        ("/{run}/review", _Later("reviews", "reviews_page")),
-        ("/{run}/review/{name}", _Later("reviews", "review_page")),
-        ("/{run}/review/{name}/labels.{form}", _Later("reviews", "export_labels")),
-        ("/{run}/calibration", _Later("reviews", "calibration_page")),
-        ("/{run}/t/{experiment}/{sample}", _Later("trial", "trial_page")),
-        ("/{run}/t/{experiment}/{sample}/{repeat:int}", _Later("trial", "trial_page")),
-        ("/{run}/blob/{sha256}", _Later("trial", "blob")),
-    ]
-    changes: list[tuple[str, ChangeFunction]] = [
-        ("/review/{code}", _Later("reviews", "answer_trial")),
-        ("/{run}/review", _Later("reviews", "make_review")),
-        ("/{run}/review/{name}", _Later("reviews", "extend_review")),
-        ("/{run}/picked", _Later("reviews", "pick_trial")),
-    ]
-    made = [Route(path, partial(_page, viewer, function), methods=["GET"]) for path, function in pages]
-    made.insert(1, Route("/login", partial(_page, viewer, sign_in), methods=["POST"]))
-    made.insert(2, Route("/logout", partial(_page, viewer, logout), methods=["POST"]))
-    if not viewer.read_only:
-        made += [Route(path, partial(_change, viewer, function), methods=["POST"]) for path, function in changes]
-    return made
+    """Return the routes of one person's server below the prefix."""
+    made = [Route("/login", partial(_open, viewer, open_link), methods=["GET"]),
+            Route("/login", partial(_open, viewer, sign_in), methods=["POST"]),
+            Route("/logout", partial(_open, viewer, logout), methods=["POST"])]  # fmt: skip
+    return made + ruled_routes(viewer, () if viewer.read_only else CHANGES)
 
 
-def make_app(viewer: Viewer) -> Any:
-    """Return the application, with the guard before everything."""
+def ruled_routes(viewer: Viewer, changes: Iterable[RouteRule]) -> list[Route]:
+    """Return the routes that are in the table, and the files of the package."""
+    made = [Route("/static/{hash}/{name}", partial(_open, viewer, static_file), methods=["GET"])]
+    made += [Route(rule.path, partial(_page, viewer, rule, rule.function), methods=["GET"]) for rule in PAGES]
+    return made + [Route(rule.path, partial(_change, viewer, rule), methods=["POST"]) for rule in changes]
+
+
+def make_inside(viewer: Viewer, routes: list[Route]) -> Starlette:
+    """Return the application below a prefix; who may use it is decided in front of it."""
 
     async def unknown_page(request: Request, _error: Exception) -> Response:
         if request.scope["fairtrial.session"] is None or viewer.visitor(request).review_only:
             return PlainTextResponse("not found\n", 404)
         return _problem(viewer, request, 404, "There is no such page.", "The list of runs leads to all pages.")
 
-    mount = Mount(f"/{viewer.access.prefix}", routes=routes(viewer))
+    mount = Mount(f"/{viewer.access.prefix}", routes=routes)
     inside = Starlette(routes=[mount], exception_handlers={404: unknown_page})
     inside.router.redirect_slashes = False
+    return inside
+
+
+def make_app(viewer: Viewer) -> Any:
+    """Return the application, with the guard before everything."""
 
     async def without_session(scope: Any, receive: Any, send: Any) -> None:
         await _sign_in_page(viewer, Request(scope, receive), _requested_address(viewer, scope))(scope, receive, send)
 
-    return Guard(inside, viewer.access, without_session)
+    return Guard(make_inside(viewer, routes(viewer)), viewer.access, without_session)
 
 
-async def _change(viewer: Viewer, function: ChangeFunction, request: Request) -> Response:
-    """Call what a form asks for, if the form is of this session."""
+async def _change(viewer: Viewer, rule: RouteRule, request: Request) -> Response:
+    """Call what a form asks for, if the form is of this session; the audit has it before the store."""
+    record, recorded = viewer.record, False
 
     async def change(viewer: Viewer, request: Request) -> Response:
+        nonlocal recorded
         form = await read_form(request)
         if form is None or not same_secret(form.get("form_secret"), viewer.form_secret(request)):
             return PlainTextResponse("this form is of another session: load its page again\n", 403)
-        return await function(viewer, request, form)
+        if rule.action and record is not None:
+            if "run" in request.path_params:  # What names no run and no review may be anything.
+                await viewer.find_run(request.path_params["run"])
+            elif "code" in request.path_params:
+                await _Later("reviews", "find_review")(viewer, request.path_params["code"])
+            await record(request, rule.action)
+            recorded = True
+        found: Response = await rule.function(viewer, request, form)
+        return found
 
-    return await _page(viewer, change, request, function in FOR_REVIEWERS)
+    answer = await _page(viewer, replace(rule, action=""), change, request)
+    if recorded and record is not None and answer.status_code >= 400:
+        await record(request, f"{rule.action} (failed)")
+    return answer
 
 
-async def _page(
-    viewer: Viewer, function: PageFunction, request: Request, for_reviewers: bool | None = None
-) -> Response:
+async def _page(viewer: Viewer, rule: RouteRule, function: PageFunction, request: Request) -> Response:
+    """Call what a rule allows this visitor; the audit has what was read before it is sent."""
+    allowed = viewer.visitor(request).permissions
+    missing = {rule.needs, rule.needs_too or rule.needs} - allowed
+    if missing:
+        what = "this session is for reviews only" if "read" not in allowed else f"this session may not {missing.pop()}"
+        return PlainTextResponse(f"{what}\n", 403)
+
+    async def recorded(viewer: Viewer, request: Request) -> Response:
+        answer = await function(viewer, request)
+        if rule.action and viewer.record is not None and answer.status_code < 400:
+            await viewer.record(request, rule.action)
+        return answer
+
+    return await _open(viewer, recorded, request)
+
+
+async def _open(viewer: Viewer, function: PageFunction, request: Request) -> Response:
     """Call a page; errors become pages that say what to do."""
-    allowed = function in FOR_REVIEWERS if for_reviewers is None else for_reviewers
-    if viewer.visitor(request).review_only and not allowed:
-        return PlainTextResponse("this session is for reviews only\n", 403)
     try:
         return await function(viewer, request)
     except ClientDisconnect:
@@ -137,7 +201,8 @@ async def _page(
     except StoreError as error:
         return _problem(viewer, request, 503, "The store cannot be read at the moment.", str(error))
     except FairtrialError as error:
-        return _problem(viewer, request, 422, str(error), "")
+        what, _, remedy = str(error).partition("\n")
+        return _problem(viewer, request, 422, what, remedy)
 
 
 def _problem(viewer: Viewer, request: Request, status: int, what: str, remedy: str) -> Response:
@@ -169,13 +234,19 @@ async def sign_in(viewer: Viewer, request: Request) -> Response:
 def _signed_in(viewer: Viewer, found: tuple[Visitor, str], to: str) -> Response:
     """Return the answer that gives a browser its session and leads to the page that was asked for."""
     visitor, session = found
-    if not _STEP.isdisjoint(re.split(r"[/\\]", unquote(re.split("[?#]", to)[0]))):
-        to = ""  # Out of the prefix, where another server may be.
+    to = address_below(to)
     if visitor.review_only and not to.startswith("review"):
         to = "review"
-    location = "./" + quote(to, safe=_IN_ADDRESS, errors="replace")  # Of this server, whatever it says.
+    location = f"./{to}"  # Of this server, whatever it says.
     headers = {"location": location, "set-cookie": viewer.access.set_cookie(session), "referrer-policy": "no-referrer"}
     return Response(status_code=303, headers=headers)
+
+
+def address_below(to: str) -> str:
+    """Return the address of a page below the one that leads to it; empty if it is out of there."""
+    if not _STEP.isdisjoint(re.split(r"[/\\]", unquote(re.split("[?#]", to)[0]))):
+        return ""  # Where another server may be.
+    return quote(to, safe=_IN_ADDRESS, errors="replace")
 
 
 def _sign_in_page(viewer: Viewer, request: Request, to: str, problem: str = "") -> Response:
@@ -203,12 +274,3 @@ async def static_file(viewer: Viewer, request: Request) -> Response:
         return PlainTextResponse("not found\n", 404)
     headers = {"cache-control": "private, max-age=31536000, immutable"}
     return Response(found[1], media_type=f"{found[0]}; charset=utf-8", headers=headers)
-
-
-FOR_REVIEWERS: frozenset[PageFunction | ChangeFunction] = frozenset(
-    (
-        *(open_link, sign_in, logout, static_file),
-        *(_Later("reviews", name) for name in ("review_list", "review_queue", "review_blob", "answer_trial")),
-    )
-)
-"""What sessions of reviewers may see and do; everything else is refused."""

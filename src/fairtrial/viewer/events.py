@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fairtrial.base import formatting
 from fairtrial.base.codec import to_json
-from fairtrial.data.session.views import JUDGE, Envelope
+from fairtrial.data.session.views import JUDGE, USER, Envelope
+from fairtrial.reports.render.pictures import AttachmentShown, attachments_in
 from fairtrial.reports.render.safe_text import event_text, value_text
 from fairtrial.viewer.text import json_text
 
 PAGE_EVENTS = 5_000
 """Events on one page; browsers lay out only those in view."""
 _BARS = 400
-
-
-class AttachmentShown(NamedTuple):
-    """An attachment that an event or a sample refers to."""
-
-    sha256: str
-    media_type: str
-    size: int
-    name: str
 
 
 class CallShown(NamedTuple):
@@ -41,7 +33,7 @@ class TranscriptEntry:
     Attributes:
         seq: Its number, which is its anchor on the page.
         seconds: Since the first event.
-        lane: "message", "tool", "model", "judge" or "other".
+        lane: "message", "tool", "model", "judge", "user" (what a simulated user does beside speaking) or "other".
         label: What it is: a role, a tool's name, the model.
         body: Its text.
         attempt: The attempt that recorded it.
@@ -112,6 +104,8 @@ def transcript(
 def _lane(event: Envelope) -> str:
     if event.actor == JUDGE:
         return "judge"
+    if event.actor == USER and _kind(event) != "ChatMessage":
+        return "user"
     return {"ChatMessage": "message", "ToolInvoked": "tool", "PromptExecuted": "model"}.get(_kind(event), "other")
 
 
@@ -139,7 +133,7 @@ def _entry(event: Envelope, seconds: float, *, raw: bool) -> TranscriptEntry:
         label = str(data.get("name"))
         arguments = value_text(data.get("params") or {})
         body = f"{arguments}\n-> {data.get('error') or value_text(data.get('result'))}"
-    elif kind not in ("PromptExecuted", "AgentEnded"):
+    elif kind not in ("PromptExecuted", "AgentEnded", "ConversationEnded", "UserBriefed", "UserChecked"):
         label, body = kind, value_text(data)
     failed = kind == "AttemptFailed" or (
         isinstance(data, dict) and (bool(data.get("error")) or data.get("success") is False)
@@ -158,23 +152,6 @@ def _parts(content: Any) -> str:
 def _attachment_name(part: Any) -> str:
     found = next(iter(attachments_in(part)), None)
     return value_text(part) if found is None else found.name or found.media_type
-
-
-def attachments_in(data: Any) -> Iterable[AttachmentShown]:
-    """Yield the attachments that a JSON value refers to."""
-    if isinstance(data, Mapping):
-        sha256 = data.get("sha256")
-        if isinstance(sha256, str) and len(sha256) == 64 and "media_type" in data:
-            size = data.get("size")
-            yield AttachmentShown(
-                sha256, str(data["media_type"]), size if isinstance(size, int) else 0, str(data.get("name") or "")
-            )
-        else:
-            for value in data.values():
-                yield from attachments_in(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from attachments_in(value)
 
 
 def _timing(data: Any) -> str:

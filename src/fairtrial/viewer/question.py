@@ -305,9 +305,9 @@ class Links:
         """Return the list of runs."""
         return self.up + _query(query.items())
 
-    def history(self, suite: str) -> str:
+    def history(self, suite: str, query: Iterable[tuple[str, str]] = ()) -> str:
         """Return the history of a suite."""
-        return f"{self.up}history{_query([('suite', suite)])}"
+        return f"{self.up}history{_query([('suite', suite), *query])}"
 
     def run(self, run: RunRecord) -> str:
         """Return the report of a run."""
@@ -344,6 +344,10 @@ class Links:
         """Return where labels of trials that somebody picked are sent."""
         return f"{self.up}{segment(run.name)}/picked"
 
+    def comment(self, run: RunRecord, query: Iterable[tuple[str, str]] = ()) -> str:
+        """Return where comments are sent; the query is that of the page of a trial, to which the answer leads back."""
+        return f"{self.up}{segment(run.name)}/comment{_query(query)}"
+
     def queue(self, code: str, query: Iterable[tuple[str, str]] = ()) -> str:
         """Return the next trial of a review."""
         return f"{self.up}review/{code}{_query(query)}"
@@ -363,6 +367,10 @@ class Links:
     def matrix(self, query: Iterable[tuple[str, str]]) -> str:
         """Return experiments side by side; each "c" of the query names one, or a run with all of its experiments."""
         return f"{self.up}matrix{_query(query)}"
+
+    def search(self, name: str, query: Iterable[tuple[str, str]] = ()) -> str:
+        """Return a search for a better text of a parameter."""
+        return f"{self.up}search{_query([('name', name), *query])}"
 
     def pair(self, baseline: str, candidate: str, sample: str) -> str | None:
         """Return one sample of a comparison, side by side."""

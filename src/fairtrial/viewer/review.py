@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 from fairtrial.base.frozen import JSON
 from fairtrial.errors import ConfigurationError
-from fairtrial.models.judges.judge import PASSING_RATINGS, RATING_VALUES
-from fairtrial.store.notes import SKIP, ReviewNote, ReviewScale
+from fairtrial.scoring.score import PASSING_RATINGS, RATING_VALUES
+from fairtrial.store.notes import PICKED as PICKED
+from fairtrial.store.notes import SKIP, ReviewedOutcome, ReviewNote, ReviewScale
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.context import TrialKey
 
-COMMENT, PICKED, LOOKED = "~comment:", "~picked:", "~looked:"
-"""Names of what is no verdict on a drawn trial, as `SKIP`, each before the name of a review."""
+COMMENT, LOOKED = "~comment:", "~looked:"
+"""Names of what is no verdict on a drawn trial, as `SKIP` and `PICKED`, each before the name of a review."""
 SKIP_REASONS = ("cannot tell", "broken or cut off", "not my subject")
 ANSWERS: Mapping[ReviewScale, Mapping[str, JSON]] = {
     "pass_fail": {"pass": True, "fail": False},
@@ -47,6 +48,7 @@ def new_review(
     votes: int = 1,
     shows: Sequence[str] = (),
     created_by: str = "",
+    outcome: ReviewedOutcome = "scored",
 ) -> ReviewNote:
     """Make a review with a seed of its own. Raises `ConfigurationError` if something is not as it must be.
 
@@ -61,6 +63,7 @@ def new_review(
         votes: Number of reviewers for each trial.
         shows: What else they are shown; see `ReviewNote`.
         created_by: Who makes it.
+        outcome: Which trials are drawn, "scored" or "user_error".
     """
     name, question = name.strip(), question.strip()
     if not name or name.startswith("~") or len(name) > _MAX_NAME or not name.isprintable():
@@ -83,7 +86,7 @@ def new_review(
     chosen = tuple(one for one in run.experiments if not experiments or one in experiments)
     return ReviewNote(
         name, question, guidelines.strip(), chosen, scale, secrets.token_hex(8), size, votes, tuple(shows),
-        time.time(), created_by,
+        time.time(), created_by, outcome if outcome == "user_error" else "scored",
     )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class ViewServer:
         user = options.user or _login_name()
         reviewers = check_reviewers(options.reviewers, user)
         self._options = options
-        self._listening = _listen(options)
+        self._listening = listen_on(options)
         port = None if options.socket_path else int(self._listening.getsockname()[1])
         self.port = port
         folder = database.absolute().parent if isinstance(database, Path) else _private_folder(database)
@@ -165,7 +165,7 @@ class ViewServer:
         name = database.name if isinstance(database, Path) else "PostgreSQL"
         self.store: RunStore = open_viewed(options.store, read_only=options.read_only)
         self._store_name = name
-        self._server: _Server | None = None
+        self._server: ViewHttpServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, run: str = "") -> str:
@@ -203,19 +203,14 @@ class ViewServer:
         viewer = Viewer(
             self.store, workbench, self.access, store_name=self._store_name, read_only=self._options.read_only
         )
-        config = uvicorn.Config(
-            make_app(viewer), http=ViewConnection, loop="asyncio", ws="none", lifespan="off", access_log=False,
-            log_level="warning", server_header=False, date_header=False, proxy_headers=False,
-            h11_max_incomplete_event_size=32_768, timeout_keep_alive=30, timeout_graceful_shutdown=2,
-        )  # fmt: skip
-        self._server = _Server(config, viewer.streams.close)
+        self._server = make_server(make_app(viewer), viewer.streams.close)
         self._loop = asyncio.get_running_loop()
         workbench.start({"job": "start"}, None)
         self._loop.call_soon(started)
         try:
             await self._server.serve(sockets=[self._listening])
         finally:
-            await _to_its_end(workbench.close())
+            await to_its_end(workbench.close())
 
     def stop(self) -> None:
         """End the server; may be called from another thread."""
@@ -223,7 +218,7 @@ class ViewServer:
             self._loop.call_soon_threadsafe(self._server.end)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Wait for work that must be completed, also when another Ctrl-C cancels this task."""
     task = asyncio.ensure_future(work)
     while not task.done():
@@ -233,7 +228,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
             continue
 
 
-class _Server(uvicorn.Server):
+class ViewHttpServer(uvicorn.Server):
     """Ends open streams before it waits for connections to end."""
 
     def __init__(self, config: uvicorn.Config, close_streams: Callable[[], None]) -> None:
@@ -241,6 +236,7 @@ class _Server(uvicorn.Server):
         self._close_streams = close_streams
 
     def end(self) -> None:
+        """End the streams, then the server."""
         self._close_streams()
         self.should_exit = True
 
@@ -250,6 +246,16 @@ class _Server(uvicorn.Server):
         self.end()
 
 
+def make_server(app: Any, close_streams: Callable[[], None]) -> ViewHttpServer:
+    """Return the server of an application, with our limits of connections."""
+    config = uvicorn.Config(
+        app, http=ViewConnection, loop="asyncio", ws="none", lifespan="off", access_log=False,
+        log_level="warning", server_header=False, date_header=False, proxy_headers=False,
+        h11_max_incomplete_event_size=32_768, timeout_keep_alive=30, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    return ViewHttpServer(config, close_streams)
+
+
 def _login_name() -> str:
     try:
         return getpass.getuser()
@@ -257,7 +263,8 @@ def _login_name() -> str:
         return "me"  # No login name, as in some containers.
 
 
-def _listen(options: ServeOptions) -> socket.socket:
+def listen_on(options: ServeOptions) -> socket.socket:
+    """Return the socket to listen on."""
     if options.socket_path is not None:
         return _listen_on_path(options.socket_path)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET

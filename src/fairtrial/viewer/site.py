@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fairtrial.errors import FairtrialError
+from fairtrial.reports.render.pictures import attachments_of, pictures_of_page
 from fairtrial.reports.run_names import rerun_command
 from fairtrial.store.export import opened
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -21,17 +22,19 @@ from fairtrial.viewer.work import Jobs
 
 MOST_TRIALS = 2_000
 """Trials with a page of their own; failed ones come first."""
+MOST_PICTURE_BYTES = 200 << 20
 POLICY = "default-src 'none'; style-src 'self' file:; img-src 'self' file:; base-uri 'none'; form-action 'none'"
-_ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
+_ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter", "user_error")
 
 
 class SiteLinks(Links):
     """Links between the files of a site. What needs a server has none."""
 
-    def __init__(self, depth: int, pages: dict[tuple[str, str, int], str]) -> None:
+    def __init__(self, depth: int, pages: dict[tuple[str, str, int], str], pictures: Mapping[str, str]) -> None:
         super().__init__("")
         self.up = "../" * depth or "./"
         self._pages = pages
+        self._pictures = pictures
 
     def static(self, name: str) -> str:
         """Return a file beside the pages."""
@@ -41,7 +44,7 @@ class SiteLinks(Links):
         """There is one run only."""
         return ""
 
-    def history(self, suite: str) -> str:
+    def history(self, suite: str, query: Iterable[tuple[str, str]] = ()) -> str:
         """There is one run only."""
         return ""
 
@@ -62,8 +65,9 @@ class SiteLinks(Links):
         return None if found is None else f"{self.up}{found}"
 
     def blob(self, run: RunRecord, sha256: str, ordinal: int) -> str | None:
-        """Attachments are not part of a site."""
-        return None
+        """Return a picture; other attachments are not part of a site."""
+        found = self._pictures.get(sha256)
+        return None if found is None else f"{self.up}{found}"
 
     def live(self, run: RunRecord) -> str | None:
         """Nothing changes any more."""
@@ -75,6 +79,10 @@ class SiteLinks(Links):
 
     def matrix(self, query: Iterable[tuple[str, str]]) -> str:
         """A matrix needs a server."""
+        return ""
+
+    def search(self, name: str, query: Iterable[tuple[str, str]] = ()) -> str:
+        """There is one run only."""
         return ""
 
     def compare(self, baseline: str, candidate: str, query: Iterable[tuple[str, str]] = ()) -> str | None:
@@ -113,9 +121,11 @@ def _pages(
     store: RunStore, run: RunRecord, chosen: list[EvalResult], pages: dict[tuple[str, str, int], str]
 ) -> Iterator[tuple[str, str | bytes]]:
     environment = make_environment()
+    pictures: dict[str, str] = {}  # Hash -> name of the file.
+    room = MOST_PICTURE_BYTES
 
     def render(template: str, depth: int, **values: Any) -> str:
-        links = SiteLinks(depth, pages)
+        links = SiteLinks(depth, pages, pictures)
         text = environment.get_template(template).render(
             links=links, scripts=(), store_name=run.suite, policy=POLICY, run=run, **values
         )
@@ -123,7 +133,7 @@ def _pages(
 
     for name in ("view.css", "icon.svg"):
         yield name, static_files()[name][1]
-    yield "index.html", _report(store, run, render, SiteLinks(0, pages))
+    yield "index.html", _report(store, run, render, SiteLinks(0, pages, pictures))
     planned = [(state, [result for result in chosen if _state(result) == state]) for state in STATES]
     sections = [(state, [(result, *verdict_of(result)) for result in some]) for state, some in planned if some]
     stored = sum(sum(part.outcomes.values()) for part in store.totals(run.run_id))
@@ -131,6 +141,13 @@ def _pages(
     yield "trials.html", render("site_trials.html", 0, title=title, sections=sections, left_out=left_out, tab="trials")
     for place, result in enumerate(chosen):
         values = trial_values(run, result, {})
+        values["pictures"] = shown = {}
+        for picture, state, content in pictures_of_page(store, attachments_of(result)):
+            shown[picture] = state
+            if state.picture is not None and picture.sha256 not in pictures and len(content) <= room:
+                room -= len(content)
+                pictures[picture.sha256] = f"p/{picture.sha256}.{state.picture.media_type.removeprefix('image/')}"
+                yield pictures[picture.sha256], content
         around = [chosen[at] if 0 <= at < len(chosen) else None for at in (place - 1, place + 1)]
         addresses = [
             None if one is None else f"../{pages[one.experiment, one.sample_id, one.repeat]}" for one in around

@@ -15,6 +15,7 @@ from itertools import batched
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import to_json
+from fairtrial.base.frozen import LruCache
 from fairtrial.errors import FairtrialError
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.question import read_matrix_question, read_question
@@ -30,6 +31,7 @@ CHANGES: tuple[ChangeKind, ...] = ("lost", "gained", "changed")
 _FLIPS = 500
 _BATCH = 256
 _ROWS = 64
+_KEPT_MODELS = 10_000
 
 
 def open_viewed(url: str, *, read_only: bool) -> RunStore:
@@ -50,6 +52,7 @@ class Jobs:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
+        self._models: LruCache[tuple[str, int], list[set[str]]] = LruCache(_KEPT_MODELS)
 
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Do a job; an expected error becomes part of the answer."""
@@ -60,6 +63,9 @@ class Jobs:
             "columns": self._build,
             "filtered": self._filtered,
             "compare": self._compare,
+            "candidates": self._candidates,
+            "history": self._history,
+            "alarm": self._alarm,
             "calibration": self._calibration,
             "parquet": self._parquet,
             "search": self._search,
@@ -123,7 +129,9 @@ class Jobs:
         baseline: EvalReport[Any] = EvalReport(self._store, self._run(job, "a"))
         candidate: EvalReport[Any] = EvalReport(self._store, self._run(job, "b"))
         by = [job["by"]] if job.get("by") else []
-        comparison = compare(baseline[job["a_experiment"]], candidate[job["b_experiment"]], slice_by=by)
+        comparison = compare(
+            baseline[job["a_experiment"]], candidate[job["b_experiment"]], slice_by=by, other_users=job["other_users"]
+        )
         document, text, folded = _shown(comparison)
         return {
             "title": document.title,
@@ -132,6 +140,34 @@ class Jobs:
             "json": comparison.to_json(),
             **_changed(comparison),
         }
+
+    def _candidates(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Read a search for a better prompt: its figures, and what the test split showed as HTML."""
+        from fairtrial.reports.render.document import Document, Remarks
+        from fairtrial.reports.search.document import conclusion, remarks
+        from fairtrial.reports.search.search import read_search
+        from fairtrial.viewer.text import fragment
+
+        search = read_search(self._store, job["name"])
+        answer = fragment(Document(search.name, (), (conclusion(search), Remarks(tuple(remarks(search))))))
+        return {"about": list(search.document(0).about), "html": str(answer), "json": search.to_json()}
+
+    def _history(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        from fairtrial.viewer.history import read_history
+
+        return read_history(self._store, job, self._models)
+
+    def _alarm(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Decide what `fairtrial watch alarm` decides."""
+        from fairtrial.reports.render.document import Conclusion, Document
+        from fairtrial.reports.watch.alarm import watch_alarm
+        from fairtrial.viewer.text import fragment
+
+        found = watch_alarm(self._store, job["suite"], **job["settings"])
+        document = found.document(0)
+        first, rest = ([one for one in document.blocks if isinstance(one, Conclusion) is top] for top in (True, False))
+        answer, details = (str(fragment(Document("", (), tuple(blocks)))) for blocks in (first, rest))
+        return {"about": list(document.about), "html": answer, "details": details, "json": found.to_json()}
 
     def _calibration(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Compare the judge with people's labels."""

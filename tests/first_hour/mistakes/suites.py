@@ -87,7 +87,7 @@ CASES = (
     Mistake("task-returns-object", suite("class R: pass\nsuite = EvalSuite('s', data, lambda x: R(), exact_match)\n"), RUN,
             4, ("evals.R cannot be encoded as JSON; use plain values, dataclasses",),
             "the type, and what can be stored"),
-    Mistake("task-prints", task("print('debugging', x)"), RAN, 0, ("debugging q0",), "what it prints is shown"),
+    Mistake("task-prints", task("print(f'debugging {x}')"), RAN, 0, ("debugging q0",), "what it prints is shown"),
     Mistake("task-sys-exit", task("sys.exit(3)"), RUN, 4, ("SystemExit: 3 (evals.py:8 in t)",), "an error with its line"),
     Mistake("task-os-exit", task("os._exit(3)"), f"{RUN}\nfairtrial runs", 0,
             ("interrupted", "its process ended before the run did; resume it with"), "what happened, and how to go on"),

@@ -30,6 +30,7 @@ from fairtrial.integrations.model_server.faults import (
     MalformedJson,
     RateLimited,
     ReasoningNotReturned,
+    ReplyLost,
     ServerFailed,
     StreamFailed,
     StreamOptionsRefused,
@@ -85,6 +86,9 @@ RAISED: list[tuple[Fault, bool, type[Exception], type[Exception]]] = [
     (ContextTooLong(), False, openai.BadRequestError, anthropic.BadRequestError),
     (ConnectionReset(), False, openai.APIConnectionError, anthropic.APIConnectionError),
     (ConnectionReset(), True, openai.APIConnectionError, anthropic.APIConnectionError),
+    (ReplyLost(), False, openai.APIConnectionError, anthropic.APIConnectionError),
+    (ReplyLost(), True, openai.APIConnectionError, anthropic.APIConnectionError),
+    (ReplyLost(504), False, openai.InternalServerError, anthropic.InternalServerError),
     (HalfSent(), False, openai.APIConnectionError, anthropic.APIConnectionError),
     (HalfSent(0.0), False, openai.APIConnectionError, anthropic.APIConnectionError),
     # Here Anthropic's SDK lets its transport's own error through.
@@ -413,3 +417,10 @@ def test_limits_and_faults_apply_and_a_project_is_sent_to_another_process() -> N
         client = client_of(server.base_url, max_retries=1)
         assert len(list(client.evals.runs.output_items.list("evalrun_a", eval_id="eval_capitals"))) == 10
         assert server.stats().by_fault == {"rate_limited": 3}
+
+
+def test_a_resource_can_be_cut_off_by_the_connection() -> None:
+    with ModelServer(evals=HostedEvals(files={"file-1": "a line\n"}), faults=HalfSent()) as server:
+        with client_of(server.base_url) as client, pytest.raises(openai.APIConnectionError):
+            client.files.content("file-1")
+        assert server.stats().by_status == {200: 1}

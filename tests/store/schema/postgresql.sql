@@ -1,3 +1,37 @@
+CREATE TABLE batch_intents (
+  id TEXT NOT NULL,
+  run INTEGER NOT NULL,
+  provider TEXT NOT NULL,
+  account TEXT NOT NULL,
+  base_url TEXT NOT NULL,
+  endpoint TEXT NOT NULL,
+  model TEXT NOT NULL,
+  state TEXT NOT NULL,
+  batch_id TEXT,
+  file_id TEXT,
+  requests INTEGER NOT NULL,
+  done INTEGER,
+  failed INTEGER,
+  created_at DOUBLE PRECISION NOT NULL,
+  PRIMARY KEY (id)
+);
+
+CREATE INDEX ix_batch_intents_run ON batch_intents (run);
+
+CREATE TABLE batch_requests (
+  run INTEGER NOT NULL,
+  key TEXT NOT NULL,
+  intent TEXT NOT NULL,
+  ordinal BIGINT NOT NULL,
+  state SMALLINT NOT NULL,
+  tries SMALLINT NOT NULL,
+  used SMALLINT NOT NULL,
+  attempt INTEGER NOT NULL,
+  cost_usd DOUBLE PRECISION,
+  reply BYTEA,
+  PRIMARY KEY (run, key)
+);
+
 CREATE TABLE blobs (
   sha256 TEXT NOT NULL,
   size BIGINT NOT NULL,
@@ -50,6 +84,18 @@ CREATE TABLE meta (
   value TEXT NOT NULL,
   PRIMARY KEY (name)
 );
+
+CREATE TABLE received_spans (
+  id SERIAL NOT NULL,
+  suite TEXT NOT NULL,
+  trace TEXT NOT NULL,
+  received_at DOUBLE PRECISION NOT NULL,
+  factor DOUBLE PRECISION NOT NULL,
+  data BYTEA NOT NULL,
+  PRIMARY KEY (id)
+);
+
+CREATE INDEX ix_received_spans_trace ON received_spans (suite, trace);
 
 CREATE TABLE results (
   run INTEGER NOT NULL,

@@ -40,6 +40,7 @@ quoted = json.encoder.encode_basestring
 """Write a text as `compact` does, at a fifth of its cost."""
 
 
+_INT64 = (1 << 63) - 1
 _SAFE_BITS = 2_000  # Python prints any integer of this size, whatever its limit on digits is set to.
 
 
@@ -57,7 +58,11 @@ def to_json(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """Convert `value` to compact JSON text; keys keep their order."""
-    return quoted(escape_text(value)) if type(value) is str else compact(to_json(value))
+    if type(value) is str:
+        return quoted(escape_text(value))
+    if type(value) is int and -_INT64 <= value <= _INT64:
+        return str(value)
+    return compact(to_json(value))
 
 
 def canonical(value: Any) -> bytes:

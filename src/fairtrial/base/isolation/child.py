@@ -6,6 +6,8 @@ closes when the parent process ends, even if it is killed.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import pickle
 import select
@@ -14,14 +16,15 @@ import socket
 import struct
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from fairtrial.base.codec import dumps
-from fairtrial.errors import CodecError, ModelRefusedError, is_programming_error
+from fairtrial.errors import BrokenUserError, CodecError, ModelRefusedError, is_programming_error
 
 HEADER = struct.Struct("!Q")
 OK, ERROR = b"o", b"e"
-CLEAN, DIRTY, PART = b"c", b"d", b"p"
+CLEAN, DIRTY, PART, SECRETS = b"c", b"d", b"p", b"s"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -33,7 +36,59 @@ def emit(value: Any) -> None:
     if _parent is None:
         raise RuntimeError("emit() must be called in a child process of IsolatedRunner")
     part = dumps(value).encode("utf-8", "replace")
-    _parent.sendall(PART + HEADER.pack(len(part)) + part)
+    _parent.sendall(_new_secrets() + PART + HEADER.pack(len(part)) + part)
+
+
+class SecretKeeper(NamedTuple):
+    """What keeps the secrets of a process.
+
+    Attributes:
+        module: The module that sets the keeper when it is imported.
+        known: Returns the secrets that are registered or in an environment, with their descriptions.
+        register: Registers those of a child process.
+    """
+
+    module: str
+    known: Callable[[Mapping[str, str]], dict[str, str]]
+    register: Callable[[Mapping[str, str]], None]
+
+
+_keeper: SecretKeeper | None = None
+_keeper_module = ""
+_inherited: dict[str, str] = {}  # The environment that the parent knows.
+_told: set[str] = set()
+
+
+def keep_secrets(keeper: SecretKeeper) -> None:
+    """Set what keeps the secrets of this process: a child process tells its parent those that are new."""
+    global _keeper
+    _keeper = keeper
+    _told.update(keeper.known(_inherited))
+
+
+def keeper_module() -> str:
+    """Return the module that keeps the secrets of this process; "" if none does."""
+    return "" if _keeper is None else _keeper.module
+
+
+def hear_secrets(content: bytes) -> None:
+    """Register the secrets in the content of a `SECRETS` message."""
+    if _keeper is not None:
+        _keeper.register(json.loads(content))
+
+
+def _new_secrets() -> bytes:
+    """Return a message with the secrets that the parent does not know; empty if there are none."""
+    if _keeper is None and _keeper_module and dict(os.environ) != _inherited:
+        importlib.import_module(_keeper_module)  # Only now: it takes as long to import as most tasks.
+    if _keeper is None:
+        return b""
+    fresh = {value: what for value, what in _keeper.known(os.environ).items() if value not in _told}
+    if not fresh:
+        return b""
+    _told.update(fresh)
+    content = json.dumps(fresh).encode()
+    return SECRETS + HEADER.pack(len(content)) + content
 
 
 def parent_connection() -> socket.socket:
@@ -59,16 +114,17 @@ def main() -> None:
     os.register_at_fork(after_in_child=lambda: _close(*kept))
     _end_with_parent(lifeline)
     _adopt_descendants()
-    global _parent
+    global _parent, _keeper_module
     connection = _parent = socket.socket(fileno=descriptor)
     setup = _receive(connection)
     if setup is None:
         return
-    sys.path[:], search_path = pickle.loads(setup)  # noqa: S301 - from the process that started this one
+    sys.path[:], search_path, _keeper_module = pickle.loads(setup)  # noqa: S301 - from the process that started this one
     if search_path is None:
         del os.environ["PYTHONPATH"]
     else:
         os.environ["PYTHONPATH"] = search_path
+    _inherited.update(os.environ)
     connection.sendall(OK)
     functions: dict[bytes, Any] = {}
     while (message := _receive(connection)) is not None:
@@ -79,7 +135,7 @@ def main() -> None:
             except Exception:  # noqa: S110 - closed or replaced by user code, and the answer is worth more
                 pass
         state = DIRTY if _has_children() else CLEAN
-        connection.sendall(state + HEADER.pack(len(answer)) + answer)
+        connection.sendall(_new_secrets() + state + HEADER.pack(len(answer)) + answer)
 
 
 def _close(*descriptors: int) -> None:
@@ -111,6 +167,7 @@ def _failure(text: str, error: BaseException) -> bytes:
         "refusal": None,
         "traceback": "",
         "mistake": False,
+        "broken_user": isinstance(error, BrokenUserError),
     }
     try:
         wanted = getattr(error, "retry_after", None)

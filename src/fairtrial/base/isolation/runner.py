@@ -24,7 +24,7 @@ import anyio
 
 from fairtrial.base.codec import decode
 from fairtrial.base.frozen import EMPTY
-from fairtrial.base.isolation.child import DIRTY, HEADER, OK, PART
+from fairtrial.base.isolation.child import DIRTY, HEADER, OK, PART, SECRETS, hear_secrets, keeper_module
 from fairtrial.base.system import kill_group, require_posix
 from fairtrial.errors import ConfigurationError, FairtrialError
 
@@ -163,6 +163,7 @@ class IsolatedError(FairtrialError):
         refusal: What a model said that declined to answer; None for any other error.
         traceback: The last calls before the error, in the child process.
         mistake: Whether it is a programming error.
+        broken_user: Whether it is a `BrokenUserError`.
     """
 
     retry_after: float | None = None
@@ -170,6 +171,7 @@ class IsolatedError(FairtrialError):
     refusal: str | None = None
     traceback: str = ""
     mistake: bool = False
+    broken_user: bool = False
 
 
 class ChildDiedError(IsolatedError):
@@ -183,7 +185,7 @@ def read_answer[T](answer: bytes, kind: type[T]) -> T:
     reply: Any = decode(object, answer[1:].decode("utf-8"))
     error = IsolatedError(reply["error"])
     error.retry_after, error.details, error.refusal = reply["retry_after"], reply["details"], reply["refusal"]
-    error.traceback, error.mistake = reply["traceback"], reply["mistake"]
+    error.traceback, error.mistake, error.broken_user = reply["traceback"], reply["mistake"], reply["broken_user"]
     raise error
 
 
@@ -313,7 +315,7 @@ class IsolatedChild:
         ours.setblocking(False)
         child = cls(process, ours, lifeline)
         try:
-            await child._send(pickle.dumps((_search_path(), os.environ.get("PYTHONPATH"))))
+            await child._send(pickle.dumps((_search_path(), os.environ.get("PYTHONPATH"), keeper_module())))
             with anyio.move_on_after(START_SECONDS):
                 await child._receive(len(OK))
                 child.is_reusable = True
@@ -392,6 +394,9 @@ class IsolatedChild:
             with anyio.fail_after(silence):
                 head = await self._receive(1 + HEADER.size)
                 answer = await self._receive(HEADER.unpack(head[1:])[0])
+            if head[:1] == SECRETS:
+                hear_secrets(answer)
+                continue
             if head[:1] != PART:
                 break
             silence = silence_seconds
@@ -451,8 +456,13 @@ class IsolatedChild:
     async def end(self) -> None:
         """End the process and everything it started, and wait for it, also if the caller is cancelled."""
         if self._signal():
-            with anyio.CancelScope(shield=True):
-                await self._exit_code()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._exit_code()
+            except BaseException:  # A shield does not stop `Task.cancel`. The process is killed: it ends at once.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_EXIT_SECONDS)
+                raise
 
     def kill(self) -> None:
         """`end` for callers that may block."""

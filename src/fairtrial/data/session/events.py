@@ -235,8 +235,8 @@ class PromptExecuted:
 
     `cached` says that the answer came from the response cache: nothing was sent, and nothing was paid. `duration_ms` is
     how long the provider took to answer, `waited_ms` how long the call waited before: for the limiter, for requests
-    that failed and for the pauses after them. Both are None where nothing was measured. `requested_model` is the name
-    that was asked for, if the provider answered with another one in `model`.
+    that failed and for the pauses after them; or for its batch. Both are None where nothing was measured.
+    `requested_model` is the name that was asked for, if the provider answered with another one in `model`.
     """
 
     prompt_name: str = ""

@@ -90,22 +90,20 @@ def _call(handlers: tuple[tuple[type, Handler[Any]], ...], event: object) -> Non
 
 
 _VERSION = 1
-_PLAIN = frozenset({"task", "judge", "framework"})
+_ACTOR = views.Envelope._fields.index("actor")
+_ACTORS = frozenset(("task", "judge", "framework"))
 _HEAD: Any = tuple[int, float, str, int, str | None, str | None, str]  # An envelope without its data.
 
 
 def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[views.Envelope, ...]) -> bytes:
-    """Serialize a record."""
-    tree = {
-        "version": _VERSION,
-        "session_id": session_id,
-        "tags": {escape_text(name): escape_text(value) for name, value in tags.items()},
-        # Named tuples, which JSON writes as arrays; only an actor's name may still need its text escaped.
-        "events": [
-            found if found.actor in _PLAIN else found._replace(actor=escape_text(found.actor)) for found in envelopes
-        ],
-    }
-    return compact(tree).encode("utf-8")
+    """Serialize a record. The data of its events was escaped when it was recorded; the other texts rarely need it."""
+    if escape_text(texts := "".join((*tags, *tags.values()))) is not texts:
+        tags = {escape_text(name): escape_text(value) for name, value in tags.items()}
+    for found in envelopes:
+        if found[_ACTOR] not in _ACTORS:
+            envelopes = tuple(found._replace(actor=escape_text(found.actor)) for found in envelopes)
+            break
+    return compact({"version": _VERSION, "session_id": session_id, "tags": tags, "events": envelopes}).encode("utf-8")
 
 
 def restore_session(data: bytes) -> views.RecordedView:
@@ -145,7 +143,6 @@ _VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
 _VERSION_4 = (4 << 76) | (2 << 62)
 
 
-_TEXT = frozenset({str})
 _PROMPT_EXECUTED = views.kind_of(PromptExecuted)
 _MAX_REASON = 60  # Characters of the name of an unknown ending.
 
@@ -153,17 +150,19 @@ _MAX_REASON = 60  # Characters of the name of an unknown ending.
 class CallTotals(NamedTuple):
     """The token usage and cost of the model calls of a session.
 
-    A call is unpriced if its cost is not known: its usage was not reported, or its model's price is not known.
+    A call is unpriced if its cost is not known: its usage was not reported, or its model's price is not known. What a
+    simulated user costs is a cost of judging: it is paid to find out how good the task is.
     """
 
     usage: TokenUsage = NO_USAGE  # The task's.
-    judge_cost_usd: float | None = None
+    judge_cost_usd: float | None = None  # Of judges and simulated users.
     cache_hits: int = 0
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
     cut_off_calls: int = 0  # Answers to the task that ended at a limit of tokens.
     refused_calls: int = 0  # Calls of the task that the model or a filter declined.
     unknown_endings: Mapping[str, int] = EMPTY  # Answers to the task by the unknown reason with which they ended.
+    user: TokenUsage | None = None  # The part of simulated users; None if there was no call of one.
 
 
 NO_CALLS = CallTotals()
@@ -198,9 +197,10 @@ class Session:
         clock: Clock = SYSTEM_CLOCK,
         dispatcher: ControlDispatcher | None = None,
     ) -> None:
-        kinds = {*map(type, tags), *map(type, tags.values())}
-        if kinds - _TEXT and not all(issubclass(kind, str) for kind in kinds):
-            raise SessionError(f"the names and values of a session's tags must be text (got {dict(tags)!r})")
+        try:
+            "".join((*tags, *tags.values()))  # The quickest way to ask: this is done for every trial.
+        except TypeError:
+            raise SessionError(f"the names and values of a session's tags must be text (got {dict(tags)!r})") from None
         self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
@@ -337,7 +337,7 @@ class Session:
         return self.call_totals().usage
 
     def call_totals(self, *, judges_since: int = 0) -> CallTotals:
-        """Sum the model calls over all attempts, separately for the task and for judges.
+        """Sum the model calls over all attempts, separately for the task and for judges and simulated users.
 
         Of the judges' calls, only events from number `judges_since` on count.
         """
@@ -347,12 +347,15 @@ class Session:
             return NO_CALLS
         task, judges, hits, unpriced, cut_off, refused = NO_USAGE, NO_USAGE, 0, [0, 0], 0, 0
         unknown: dict[str, int] = {}
+        user: TokenUsage | None = None
         for envelope in envelopes:
-            judged = envelope.actor == views.JUDGE
-            if judged and envelope.seq < judges_since:
-                continue
+            judged = envelope.actor in (views.JUDGE, views.USER)
             data = envelope.data
             usage = TokenUsage(**data["usage"]) if data["usage"] else NO_USAGE
+            if envelope.actor == views.USER:
+                user = (user or NO_USAGE) + usage
+            if judged and envelope.seq < judges_since:
+                continue
             if data.get("cached"):
                 hits += 1
             elif usage.cost_usd is None:
@@ -369,7 +372,7 @@ class Session:
                     name = reason[:_MAX_REASON]
                     unknown[name] = unknown.get(name, 0) + 1
         counts = (hits, unpriced[False], unpriced[True], cut_off, refused)
-        return CallTotals(task, judges.cost_usd, *counts, unknown or EMPTY)
+        return CallTotals(task, judges.cost_usd, *counts, unknown or EMPTY, user)
 
     @property
     def trajectory(self) -> Trajectory:

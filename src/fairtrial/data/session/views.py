@@ -119,6 +119,19 @@ class SliceMutator[T]:
 JUDGE = "judge"
 """The actor under which judges record what they do."""
 
+USER = "user"
+"""The actor under which the simulated user of a conversation records what it says and does."""
+
+# What a simulated user does for itself: evaluators of calls and tools judge the agent.
+_OWN_WORK = frozenset(
+    f"fairtrial:{name}" for name in ("PromptExecuted", "ToolInvoked", "ModelCallFailed", "OutputRepaired", "Retrieved")
+)
+
+
+def _is_of_task(envelope: Envelope) -> bool:
+    """Return whether evaluators see an event: not what judges did, and of a simulated user what it said."""
+    return envelope.actor != JUDGE and (envelope.actor != USER or envelope.kind not in _OWN_WORK)
+
 
 class Envelope(NamedTuple):
     """One recorded event: its time, actor, attempt and span, and its data as immutable JSON.
@@ -214,8 +227,9 @@ class RecordedSlice[T]:
 class RecordedView:
     """A session as it stood at one moment, from memory or from a snapshot: both read the same record.
 
-    It shows what the task did. What judges did is in the record too, and `everything()` shows it: evaluators judge the
-    task, and must find the same whether or not it has been judged before.
+    It shows what the task did, and what a simulated user said to it. The work of judges and the model calls and tool
+    calls of a simulated user are in the record too, and `everything()` shows them: evaluators judge the task, and must
+    find the same whether or not it has been judged before.
     """
 
     __slots__ = ("__by_kind", "__envelopes", "__record", "__session_id", "__slices", "__tags")
@@ -235,7 +249,7 @@ class RecordedView:
         self.__envelopes = tuple(
             envelope
             for envelope in record
-            if (judges or envelope.actor != JUDGE) and (attempt is None or envelope.attempt == attempt)
+            if (judges or _is_of_task(envelope)) and (attempt is None or envelope.attempt == attempt)
         )
         self.__by_kind: dict[str, list[Envelope]] | None = None
         self.__slices: dict[type, RecordedSlice[Any]] = {}

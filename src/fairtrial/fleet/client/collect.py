@@ -169,6 +169,8 @@ def _record(
         return
     types = sample_type_names(dataset)
     kept = write_notes(order=dataset.order)
+    if dataset.split_origin is not None:
+        kept |= write_notes(split=dataset.split_origin)
     store.create_run(
         RunRecord(
             run_id=run_id,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from fairtrial.base.isolation.child import HEADER, PART, unpack
+from fairtrial.base.isolation.child import HEADER, PART, SECRETS, hear_secrets, unpack
 from fairtrial.base.isolation.runner import pack, pack_plain
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
@@ -39,7 +39,7 @@ ASK: Final = b"q"
 WITHDRAW: Final = b"w"
 """The question is withdrawn, or the slot that it was answered with is free."""
 TELL: Final = b"n"
-"""What needs no answer: the outcome of a model call, its usage, a log record."""
+"""What needs no answer: the outcome of a model call, its usage, a log record, secrets."""
 
 
 def encode_trial(trial: PlannedTrial, remedy: str) -> bytes:
@@ -152,6 +152,10 @@ class Channel:
             end = start + _HEAD + HEADER.unpack_from(buffer, start + 1)[0]
             if len(buffer) < end:
                 break
+            if buffer[start : start + 1] == SECRETS:
+                hear_secrets(bytes(buffer[start + _HEAD : end]))
+                start = end
+                continue
             if buffer[start : start + 1] != PART:
                 self._end(bytes(buffer[start + _HEAD : end]))
                 return

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fairtrial.base.codec import decode, dumps
+from fairtrial.base.garbage import fewer_collections
 from fairtrial.base.isolation.child import parent_connection
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import CodecError
@@ -38,6 +39,7 @@ from fairtrial.models.pricing import Prices, configure_prices
 from fairtrial.runs.events import trial_fields
 from fairtrial.runs.executor import OwnExecutor, execute_here
 from fairtrial.runs.plan import Lifespan
+from fairtrial.store.redact import known_secrets, secrets_version
 from fairtrial.trials.context import CollectedTrace, TrialKey, running_trial
 from fairtrial.trials.result import failed_result
 from fairtrial.trials.run_trial import TrialRules
@@ -78,6 +80,7 @@ def serve(setup: ProcessSetup) -> None:
     with (
         contextlib.redirect_stdout(sys.stderr) if setup.prints_to_stderr else contextlib.nullcontext(),
         without_cache() if setup.cache_disabled else contextlib.nullcontext(),
+        fewer_collections(),
     ):
         try:
             asyncio.run(_TrialServer(setup).run())
@@ -94,6 +97,7 @@ class _TrialServer:
         self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
         self._ended = asyncio.Event()
+        self._secrets = (0, 0)
         self._channel: Channel
         self._executor: OwnExecutor
 
@@ -106,7 +110,7 @@ class _TrialServer:
         try:
             with _logs_to(self, setup.levels):
                 async with execute_here(replace(setup.rules, traces=traces), setup.lifespan) as self._executor:
-                    self._channel.send(READY, 0)
+                    self._send(READY, 0)
                     await self._ended.wait()
                     await self._cancel_all()
                 await asyncio.sleep(0)  # What was written last is sent in this turn.
@@ -147,11 +151,18 @@ class _TrialServer:
             reply = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
         finally:
             del self._trials[id]
-            self._channel.send(kind, id, reply)
+            self._send(kind, id, reply)
+
+    def _send(self, kind: bytes, id: int, content: bytes = b"") -> None:
+        """Send a message; before it the secrets that are new here, because the run redacts what it stores and logs."""
+        if (secrets := secrets_version()) != self._secrets:
+            self._secrets = secrets
+            self._channel.send(TELL, 0, json.dumps(("secrets", known_secrets())).encode())
+        self._channel.send(kind, id, content)
 
     def tell(self, *facts: Any) -> None:
         """Tell the run something."""
-        self._channel.send(TELL, 0, json.dumps(facts).encode())
+        self._send(TELL, 0, json.dumps(facts).encode())
 
     @asynccontextmanager
     async def asking(self, *facts: Any) -> AsyncIterator[bytes]:

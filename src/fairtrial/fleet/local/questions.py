@@ -13,6 +13,7 @@ from typing import Any
 from fairtrial.base.codec import decode, dumps
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.models.limiter import AdaptiveLimiter, Permit, Spending, named_limiter, named_spending
+from fairtrial.store.redact import register_known
 from fairtrial.trials.context import CollectedTrace, ExpectedTrace, slot_released
 
 type TraceName = tuple[str, int]
@@ -96,6 +97,8 @@ class Questions:
         elif what == "spend":
             name, run_id, usage = facts
             self._state.spent(name).add(run_id, None if usage is None else decode(TokenUsage, usage))
+        elif what == "secrets":
+            register_known(facts[0])
         else:
             name, level, text, fields = facts
             logger = logging.getLogger(name)

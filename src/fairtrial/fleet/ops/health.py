@@ -99,13 +99,19 @@ def build_info() -> Family:
     return Family("fairtrial_build_info", "gauge", "The version that runs.", (Reading(1, {"version": __version__}),))
 
 
-def process_families() -> list[Family]:
-    """Return the metrics of this process: durations, waiting, and the runs of which it is the client."""
-    found = [_histogram(histogram) for histogram in metrics.HISTOGRAMS]
-    for measure in metrics.MEASURES:
+def families_of(histograms: Iterable[metrics.Histogram], measures: Iterable[metrics.Measure]) -> list[Family]:
+    """Return what was counted as metrics."""
+    found = [_histogram(histogram) for histogram in histograms]
+    for measure in measures:
         values = measure.read().items()
         readings = tuple(Reading(value, dict(zip(measure.labels, labels, strict=True))) for labels, value in values)
         found.append(Family(measure.name, measure.kind, measure.help, readings))
+    return found
+
+
+def process_families() -> list[Family]:
+    """Return the metrics of this process: durations, waiting, and the runs of which it is the client."""
+    found = families_of(metrics.HISTOGRAMS, metrics.MEASURES)
     runs = metrics.running()
     trials: list[Reading] = []
     costs: list[Reading] = []
@@ -304,6 +310,7 @@ class Probe:
         watchdog: Detects a stuck event loop: `/live` and `/health` then fail. None disables this.
         not_ready: Returns why the process is not ready; empty if it is.
         render: Returns additional metrics of the process as text.
+        details: Returns what `/health` says besides.
     """
 
     def __init__(
@@ -314,12 +321,14 @@ class Probe:
         watchdog: Watchdog | None,
         not_ready: Callable[[], str],
         render: Callable[[], Awaitable[str]] | None = None,
+        details: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         if not 0 <= port <= 65535:
             raise ConfigurationError(f"the health port must be between 0 and 65535 (got {port})")
         self._watchdog = watchdog
         self._not_ready = not_ready
         self._render = render
+        self._details = details
         pages = {"/live": self._live, "/ready": self._ready, "/health": self._health, "/metrics": self._metrics}
         self._server = HealthServer(host, port, pages)
         self.start = self._server.start
@@ -346,7 +355,7 @@ class Probe:
     async def _health(self) -> Page:
         """Combine both for people: fails like `/live` and includes the text of `/ready`."""
         stuck, why = self._stuck(), self._not_ready()
-        answer = {"live": not stuck, "ready": not why, "why": stuck or why, "version": __version__}
+        answer = {"live": not stuck, "ready": not why, "why": stuck or why, "version": __version__, **self._details()}
         return Page.json(answer, 503 if stuck else 200)
 
     async def _metrics(self) -> Page:

@@ -157,7 +157,8 @@ class InterpreterWatchdog:
 
     def _start_watcher(self) -> None:
         try:
-            faulthandler.enable()
+            if not faulthandler.is_enabled():  # It may write to a file that somebody chose.
+                faulthandler.enable()
         except (AttributeError, OSError, RuntimeError, ValueError) as error:
             _log.debug("the stack of a stalled interpreter will not be shown: %s", error)
         ours, self._pipe = os.pipe()

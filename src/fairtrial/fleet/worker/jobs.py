@@ -18,6 +18,7 @@ from fairtrial.mailbox.lease import Lease, LeaseExtender
 from fairtrial.mailbox.protocol import Message
 from fairtrial.mailbox.receive import RETURN_SECONDS
 from fairtrial.runs.events import trial_fields
+from fairtrial.store.redact import current
 from fairtrial.trials.context import TrialKey
 
 _log = logging.getLogger("fairtrial.fleet")
@@ -330,7 +331,8 @@ class JobSet[T]:
         elif policy.verdict(error, message.delivery_count) == "dead_letter":
             self._counters.dead_lettered += 1
             _log.error("dead-lettering message %s of %s: %r", *named, error, extra=fields)
-            await self._settle(lambda: message.dead_letter(str(error), error=type(error).__name__))
+            reason = current().text(str(error))
+            await self._settle(lambda: message.dead_letter(reason, error=type(error).__name__))
         else:
             self._counters.retried += 1
             delay = policy.delay(message.delivery_count)

@@ -26,6 +26,7 @@ from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
 from fairtrial.runs.events import log_fields
+from fairtrial.store.redact import current
 from fairtrial.trials.config import EvalConfig, Experiment
 from fairtrial.trials.context import TrialContext, TrialKey, _current
 from fairtrial.trials.failures import describe_error
@@ -170,6 +171,8 @@ class MainLoop(TaskLoop[InputT, OutputT], WorkerLoop):
                 result = MainLoopResult(message.body.request_id, error=f"the input crashes its process: {error}")
         else:
             result = await self._answer_request(message.body)
+        if result.error is not None:  # Not the output and the session: evaluators score what the task really did.
+            result = replace(result, error=current().text(result.error))
         result = await self._save_session(result)
         job.executed()
         sent = False
@@ -184,7 +187,7 @@ class MainLoop(TaskLoop[InputT, OutputT], WorkerLoop):
         if crash is None:
             await message.acknowledge()
         else:
-            await message.dead_letter(f"the input crashes its process: {crash}", error=type(crash).__name__)
+            await message.dead_letter(result.error or "", error=type(crash).__name__)
             self.counters.dead_lettered += 1
         self.counters.finished += 1
         self.counters.outcomes["scored" if result.error is None else "task_error"] += 1

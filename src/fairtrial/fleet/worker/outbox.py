@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fairtrial import errors
 from fairtrial.base import metrics
 from fairtrial.base.offload import DaemonThreads, finish
-from fairtrial.fleet.messages import EvalReply, EvalRequest, by_run, without_payload
+from fairtrial.fleet.messages import EvalReply, EvalRequest, by_run, without_payload, without_secrets
 from fairtrial.fleet.queues import committed_channel
 from fairtrial.fleet.worker.config import EvalLoopConfig, LoopCounters
 from fairtrial.fleet.worker.execution import failed
@@ -24,6 +24,7 @@ from fairtrial.runs.events import trial_fields
 from fairtrial.runs.run_lease import is_client_owner
 from fairtrial.runs.writer import size_of, split_batches
 from fairtrial.store.protocol import RESUMABLE, Committed, RunStore
+from fairtrial.store.redact import current
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ class ToSender(Delivery):
 
     async def deliver(self, message: Message[EvalRequest], reply: EvalReply, *, death: str | None = None) -> None:
         """See `Delivery`."""
-        await message.reply(reply)
+        await message.reply(without_secrets(reply))
 
     async def deliver_all(self, batch: Batch) -> None:
         """See `Delivery`."""
-        await reply_all(self._requests, batch)
+        await reply_all(self._requests, [(message, without_secrets(reply)) for message, reply in batch])
 
 
 class ToMailbox(Delivery):
@@ -97,11 +98,11 @@ class ToMailbox(Delivery):
 
     async def deliver(self, message: Message[EvalRequest], reply: EvalReply, *, death: str | None = None) -> None:
         """See `Delivery`."""
-        await self._mailbox.send(reply)
+        await self._mailbox.send(without_secrets(reply))
 
     async def deliver_all(self, batch: Batch) -> None:
         """See `Delivery`."""
-        await send_all(self._mailbox, [reply for _, reply in batch])
+        await send_all(self._mailbox, [without_secrets(reply) for _, reply in batch])
 
 
 class ToStore(Delivery):
@@ -446,7 +447,7 @@ class Outbox:
 
     async def dead_letter(self, job: Job[EvalRequest], reason: str, error: BaseException) -> None:
         """Make a request a dead letter; its outcome is delivered first, so that the run can end."""
-        request = job.message.body
+        request, reason = job.message.body, current().text(reason)
         fields = trial_fields(request.key, request.attempt)
         _log.error("dead-lettering trial %s: %s", request.key, reason, extra=fields)
         job.executed()

@@ -305,7 +305,7 @@ def _tool_call(event: Mapping[str, Any]) -> ToolInvoked:
     )
 
 
-_ERRORS = ("task_error", "scorer_error", "timeout", "dead_letter")
+_ERRORS = ("task_error", "scorer_error", "timeout", "dead_letter", "user_error")
 
 
 class InspectLogs:

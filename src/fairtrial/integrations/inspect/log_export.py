@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from datetime import UTC, datetime
 from math import fsum
 from pathlib import Path
@@ -17,6 +17,7 @@ from fairtrial.integrations.importers.inspect_log import OWN_ENDING, OWN_RUN
 from fairtrial.integrations.tracing.facts import trials_with_samples
 from fairtrial.store.export import opened
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.records import weight_of
 from fairtrial.store.totals import SampleSums, analysed_samples, sample_means
 from fairtrial.trials.result import EvalResult
 
@@ -44,8 +45,9 @@ class _ExperimentLog:
     def __init__(self, store: RunStore, run: RunRecord, experiment: str, archive: zipfile.ZipFile) -> None:
         self.store, self.run, self.experiment, self.archive = store, run, experiment, archive
         self.summaries: list[dict[str, Any]] = []
-        self.values: dict[str, list[float]] = {}
+        self.values: dict[str, list[tuple[float, float]]] = {}  # With the weights of their samples.
         self.samples = SampleSums()
+        self.weights: dict[Hashable, float] = {}
         self.ended = run.created_at
         parameters = run.params.get(experiment)
         named = parameters.get("model") if isinstance(parameters, Mapping) else None
@@ -91,8 +93,9 @@ class _ExperimentLog:
 
     def _add_sample(self, result: EvalResult, sample: Sample[Any, Any] | None) -> None:
         scores = _scores(result)
+        weight = self.weights[result.sample_id] = weight_of(result) or 1.0
         for name, score in scores.items():
-            self.values.setdefault(name, []).append(score["value"])
+            self.values.setdefault(name, []).append((score["value"], weight))
         if result.score is not None and self.run.split(result.ordinal)[0] < analysed_samples(self.run):
             self.samples.add(result.sample_id, result.score.passed, result.score.value, result.score.reward)
         self.ended = max(self.ended, result.started_at + result.latency_ms / 1000)
@@ -140,8 +143,9 @@ class _ExperimentLog:
         scored = self.values.get(_VALUE, [])
         scores = []
         for name, values in self.values.items():
-            figures = {"mean": fsum(values) / len(values)}
-            if name == _VALUE and (rate := sample_means(self.samples.shares()).pass_rate) is not None:
+            figures = {"mean": fsum(value * weight for value, weight in values) / fsum(weight for _, weight in values)}
+            shares = self.samples.shares(self.weights.__getitem__)
+            if name == _VALUE and (rate := sample_means(shares).pass_rate) is not None:
                 figures["pass_rate"] = rate
             metrics = {key: {"name": key, "value": value, "params": {}} for key, value in figures.items()}
             scores.append({"name": name, "scorer": "fairtrial", "params": {}, "metrics": metrics})

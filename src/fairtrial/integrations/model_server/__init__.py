@@ -3,7 +3,8 @@
 It implements OpenAI's chat completions and Responses, Anthropic's messages, Google's `generateContent` and Amazon
 Bedrock's `Converse`. It returns configured replies (`Reply`,
 `Script`, `Rule`, a function) or echoes the last user message, and injects faults (`FaultRule`) that depend on a seed.
-It can also serve a project of OpenAI's hosted Evals (`HostedEvals`), for tests of importers.
+It can also serve batches of OpenAI and Anthropic (`BatchOptions`), and a project of OpenAI's hosted Evals
+(`HostedEvals`), for tests of importers.
 In this process: `ModelServer`. In another: `spawn_model_server`. From the shell: `python -m` this package.
 """
 

@@ -1,3 +1,10 @@
+from fairtrial.integrations.model_server.batches import (
+    BatchFault as BatchFault,
+    BatchLedger as BatchLedger,
+    BatchOptions as BatchOptions,
+    CreatedBatch as CreatedBatch,
+    ExecutedRequest as ExecutedRequest,
+)
 from fairtrial.integrations.model_server.config import (
     FaultPlan as FaultPlan,
     FaultRule as FaultRule,
@@ -19,6 +26,7 @@ from fairtrial.integrations.model_server.faults import (
     RateLimited as RateLimited,
     ReasoningNotReturned as ReasoningNotReturned,
     Refused as Refused,
+    ReplyLost as ReplyLost,
     ServerFailed as ServerFailed,
     Slow as Slow,
     StreamFailed as StreamFailed,

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from fairtrial.base.frozen import first_is
+from fairtrial.integrations.model_server.batches import BatchOptions
 from fairtrial.integrations.model_server.faults import Fault, RateLimited
 from fairtrial.integrations.model_server.reply import Engine, FixedLatency, Latency, ParsedRequest, Record, draw
 from fairtrial.integrations.model_server.rules import (
@@ -111,6 +112,7 @@ class ServerOptions(TypedDict, total=False):
     log_limit: int
     log_bytes: int
     evals: HostedEvals | None
+    batches: BatchOptions | None
     token_ids: Engine | None
 
 
@@ -130,6 +132,7 @@ class ServerConfig(Record):
       bucket; requests beyond it are refused. `refusal` is the answer to refused requests.
     - `log_limit`, `log_bytes`: how many requests are kept for `requests()`, and how much of them.
     - `evals`: what `GET /v1/evals...` and `GET /v1/files/ID/content` return; without it, 404.
+    - `batches`: how batches of OpenAI and Anthropic are executed; without it, their routes answer 404.
     - `token_ids`: the engine whose token ids chat completions return to clients that ask for `return_token_ids`.
     """
 
@@ -146,6 +149,7 @@ class ServerConfig(Record):
     log_limit: int = 10_000
     log_bytes: int = 256 * 1024 * 1024
     evals: HostedEvals | None = None
+    batches: BatchOptions | None = None
     token_ids: Engine | None = None
 
     def __post_init__(self) -> None:

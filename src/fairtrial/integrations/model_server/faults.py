@@ -86,6 +86,20 @@ class ConnectionReset(Record):
     kind: Literal["connection_reset"] = field(default="connection_reset", kw_only=True, repr=False)
 
 
+@first_is(int, NoneType)
+@dataclass(frozen=True, slots=True)
+class ReplyLost(Record):
+    """The request is executed and billed, but its answer is lost: `status` is sent instead, or the connection is reset.
+
+    This happens after `seconds`, or when the server stops. It is counted in `ServerStats.by_fault` when the work is
+    done, so that a test can wait for that and stop its client there; `Hang` is the same before the work.
+    """
+
+    status: Literal[500, 502, 503, 504] | None = None
+    seconds: float = 0.0
+    kind: Literal["reply_lost"] = field(default="reply_lost", kw_only=True, repr=False)
+
+
 @first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class HalfSent(Record):
@@ -222,6 +236,7 @@ type Fault = Annotated[
     | ContextTooLong
     | Hang
     | ConnectionReset
+    | ReplyLost
     | HalfSent
     | MalformedJson
     | WrongShape

@@ -434,6 +434,10 @@ class ResourceWire(OpenAIWire):
         """The body of the answer, which some faults damage."""
         return self.body
 
+    def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
+        """Nothing is streamed."""
+        return []
+
 
 def _not_found(what: str) -> ResourceWire:
     return ResourceWire(404, OpenAIWire().error(404, f"there is no {what}"))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from fairtrial.base.frozen import first_is
 from fairtrial.errors import MissingExtraError
+from fairtrial.integrations.model_server.batches import BatchLedger
 from fairtrial.integrations.model_server.config import ServerConfig, ServerOptions
 from fairtrial.integrations.model_server.reply import ParsedRequest
 from fairtrial.integrations.model_server.rules import Replies
@@ -25,6 +26,7 @@ from fairtrial.integrations.model_server.stats import ServerStats, stats_from_js
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from fairtrial.integrations.model_server.batch_account import BatchHost
     from fairtrial.integrations.model_server.service import Service
 
 
@@ -92,6 +94,19 @@ class ModelServer:
     def reset(self) -> None:
         """Reset counters, log, scripts, attempts and quota."""
         self._running_service().reset()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock of the batches forward; what is due is executed by the next request."""
+        self._batch_account().clock.advance(seconds)
+
+    def batches(self) -> BatchLedger:
+        """Return what the provider of batches knows, as of the last request."""
+        return self._batch_account().ledger()
+
+    def _batch_account(self) -> BatchHost:
+        if (account := self._running_service().batches) is None:
+            raise RuntimeError("the model server has no batches: pass batches=BatchOptions()")
+        return account
 
     def _running_service(self) -> Service:
         if self._service is None:
@@ -188,6 +203,14 @@ class ModelServerProcess:
     def reset(self) -> None:
         """Reset counters, log, scripts, attempts and quota."""
         self._ask("POST", "/_reset")
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock of the batches forward, and execute what is due."""
+        self._ask("POST", f"/_batches?advance={seconds!r}")
+
+    def batches(self) -> BatchLedger:
+        """Return what the provider of batches knows now."""
+        return BatchLedger.from_json(self._ask("GET", "/_batches"))
 
     def _ask(self, method: str, path: str) -> dict[str, Any]:
         address = urlsplit(self.base_url)

@@ -22,6 +22,9 @@ from aiohttp import web
 from fairtrial.base.frozen import LruCache
 from fairtrial.integrations.model_server import bedrock_wire, faults, gemini_wire
 from fairtrial.integrations.model_server.anthropic_wire import AnthropicWire
+from fairtrial.integrations.model_server.batch_account import BatchHost
+from fairtrial.integrations.model_server.batch_routes import BatchApiRoutes
+from fairtrial.integrations.model_server.batch_wire import BatchApiWire
 from fairtrial.integrations.model_server.bedrock_wire import BedrockWire
 from fairtrial.integrations.model_server.config import FaultPlan, ServerConfig
 from fairtrial.integrations.model_server.faults import Fault, ProviderRule, RateLimited
@@ -212,6 +215,7 @@ _SECRET_HEADERS = frozenset(
 
 # Answers with faults do not consume replies of a script: a client that retries gets each scripted reply once.
 _LOST = Reply("This answer is about to be lost on its way to the client.")
+_AFTER_THE_WORK = faults.Slow | faults.HalfSent | faults.MalformedJson | faults.WrongShape | faults.EmptyBody
 _CUT = Reply("This answer was cut", finish_reason="content_filter")
 
 
@@ -233,6 +237,10 @@ class Service:
             ("POST", "/v1/embeddings"): EmbeddingsWire(),
             ("POST", "/v1/messages"): AnthropicWire(),
         }
+        self.batches: BatchHost | None = None
+        if config.batches is not None:
+            self.batches = BatchHost(config.batches, self._speaker.reply, config.seed)
+            self._batch_routes = BatchApiRoutes(self.batches, {path: wire for (_, path), wire in self._wires.items()})
         self._pages: dict[tuple[str, str], Callable[[web.BaseRequest], object]] = {
             ("GET", "/v1/models"): lambda request: self._models(),
             ("GET", "/_stats"): lambda request: stats_to_json(self.ledger.stats()),
@@ -267,6 +275,10 @@ class Service:
         wire: Wire | None = self._wires.get(key)
         if wire is None and http.method == "POST":  # Protocols with the model in the path.
             wire = GeminiWire.at(http.path) or BedrockWire.at(http.path)
+        if self.batches is not None:
+            if http.path.startswith("/_batches"):
+                return _response(await self._control(http, self.batches))
+            wire = wire or self._batch_routes.at(http)
         if wire is not None:
             return await self._complete(http, wire)
         if (page := self._pages.get(key)) is not None:
@@ -276,6 +288,12 @@ class Service:
             if resource is not None:
                 return await self._complete(http, resource)
         return _response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
+
+    async def _control(self, http: web.BaseRequest, batches: BatchHost) -> dict[str, Any]:
+        if http.method == "POST":
+            batches.clock.advance(float(http.query["advance"]))
+        await batches.settle()
+        return batches.ledger().to_json()
 
     def _models(self) -> dict[str, Any]:
         """Return the list of models with the fields of both protocols; each client reads its own."""
@@ -290,7 +308,11 @@ class Service:
         return {"requests": [request_to_json(one) for one in self.ledger.log() if one.number > first]}
 
     async def _complete(self, http: web.BaseRequest, wire: Wire) -> web.StreamResponse:
-        raw = to_bytes({"resource": http.path_qs}) if http.method == "GET" else await http.read()
+        if isinstance(wire, BatchApiWire):
+            await wire.receive()
+            raw = to_bytes({"resource": wire.resource})
+        else:
+            raw = to_bytes({"resource": http.path_qs}) if http.method == "GET" else await http.read()
         number = self.ledger.next_number()
         try:
             request = self._parse(wire, raw, number, http)
@@ -342,8 +364,12 @@ class Service:
             seconds += fault.latency.at(draw(self._config.seed, "slow", request.number))
         if seconds > 0:
             await asyncio.sleep(seconds)
+        if isinstance(fault, faults.ReplyLost):
+            return await self._lose(http, wire, request, fault)
         if fault is not None:
             self.ledger.faulted(fault.kind)
+        if isinstance(wire, BatchApiWire) and (fault is None or isinstance(fault, _AFTER_THE_WORK)):
+            await self._work(wire)
         if fault is None or isinstance(fault, faults.Slow | faults.CutOff | faults.TokensDamaged):
             if isinstance(wire, ResourceWire):
                 self.ledger.answered(wire.status)
@@ -366,6 +392,35 @@ class Service:
                 reply = dataclasses.replace(reply, tokens=fault.how)
             return await self._say(http, wire, request, reply)
         return await self._fail(http, wire, request, fault)
+
+    async def _work(self, wire: BatchApiWire) -> None:
+        assert self.batches is not None  # noqa: S101 - its routes made the wire
+        await self.batches.settle()
+        wire.execute()
+        await self.batches.settle()  # A batch that takes no time has ended.
+
+    async def _lose(
+        self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, fault: faults.ReplyLost
+    ) -> web.StreamResponse:
+        """Answer as without a fault, and lose the answer on its way."""
+        if isinstance(wire, BatchApiWire):
+            await self._work(wire)
+        elif not isinstance(wire, ResourceWire):
+            reply = await self._speaker.reply(request)
+            await self._say(http, wire, dataclasses.replace(request, stream=False), reply)
+        self.ledger.faulted(fault.kind)  # Now, so that a test that sees it knows that the work is done.
+        if fault.seconds > 0:
+            await self._pause(fault.seconds)
+        if fault.status is not None:
+            return self._error(wire, fault.status, "The server did not answer in time.")
+        return _drop(http)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the server stops."""
+        try:
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        except TimeoutError:
+            pass
 
     async def _say(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, reply: Reply) -> web.StreamResponse:
         usage = reply.usage_for(request.input_tokens)
@@ -409,10 +464,7 @@ class Service:
                 found = refusal(fault, request, self._sent_reasoning) or Refusal("The request is refused.")
                 return self._error(wire, found.status, found.message, code=found.code)
             case faults.Hang(seconds):
-                try:
-                    await asyncio.wait_for(self._closing.wait(), seconds)
-                except TimeoutError:
-                    pass
+                await self._pause(seconds)
                 return _drop(http)
             case faults.ConnectionReset():
                 return _drop(http)
@@ -445,8 +497,8 @@ class Service:
                     http.transport.close()  # After sending what was written.
                 return web.Response()  # It is never sent.
             case faults.MalformedJson():
-                # A truncated JSON object is never valid JSON.
-                body = body[: len(body) * 2 // 3]
+                # A truncated JSON object is never valid JSON. Results of batches must not end with a whole line.
+                body = body[: len(body) * 2 // 3].rstrip()[:-1]
                 events = [wire.raw_event(body.decode("ascii"))]
             case faults.WrongShape(wrong):
                 body = to_bytes(wrong)

@@ -62,7 +62,7 @@ def error_type(error: str, otherwise: str) -> str:
 
 def output_text(result: EvalResult) -> str | None:
     """Return the output as JSON text; None if the trial has none."""
-    if result.output_json is None and result.outcome in ("scored", "scorer_error"):
+    if result.output_json is None and result.outcome in ("scored", "scorer_error", "user_error"):
         return dumps(result.output)
     return result.output_json
 

@@ -33,7 +33,9 @@ _MESSAGE, _PROMPT = kind_of(ChatMessage), kind_of(PromptExecuted)
 
 
 @dataclass(frozen=True, slots=True)
-class _Trace:
+class RecordedTrace:
+    """The spans and log records of one trace."""
+
     trace_id: str
     spans: tuple[ReceivedSpan, ...]
     logs: tuple[ReceivedLog, ...]
@@ -51,6 +53,7 @@ class _Trace:
         return len({span.parent_id for span in self.spans} - known)
 
     def events(self) -> tuple[Envelope, ...]:
+        """Return the events of its session."""
         found = session_events(self.spans, self.logs, root_id=self.top.parent_id)
         if self.missing:
             event = TraceIncomplete(f"{self.missing} parent span(s) are not in the file", len(self.spans))
@@ -79,11 +82,11 @@ class OtlpTraces:
         with path.open("rb") as file:
             content = read_whole(file, str(path))
         spans, logs = _read(path, content)
-        traces = _grouped(spans, logs)
+        traces = group_traces(spans, logs)
         if not traces:
             raise DataError(f"{path} must contain spans (it has none)")
         name = re.sub(r"[^\w.-]+", "-", path.name.partition(".")[0]).strip("-.") or "traces"
-        recorded = [_recorded_trial(trace, events) for trace in traces if (events := trace.events())]
+        recorded = [recorded_trial(trace, events) for trace in traces if (events := trace.events())]
         dataset: Dataset[Any, Any] = Dataset([trial.sample for trial in recorded], name=name)
         digest = hashlib.sha256(content).hexdigest()
         run = ImportedRun(
@@ -106,7 +109,7 @@ class OtlpTraces:
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordedTrial:
+class RecordedTrial:
     """A trace as a sample and a trial."""
 
     sample: Sample[Any, Any]
@@ -115,6 +118,7 @@ class _RecordedTrial:
     events: tuple[Envelope, ...]
 
     def imported(self, place: int) -> ImportedTrial:
+        """Return the trial of the sample at a place, which is not scored yet."""
         top = self.top
         failed = top.error is not None and self.output is None
         return ImportedTrial(
@@ -130,11 +134,12 @@ class _RecordedTrial:
         )
 
 
-def _recorded_trial(trace: _Trace, events: tuple[Envelope, ...]) -> _RecordedTrial:
+def recorded_trial(trace: RecordedTrace, events: tuple[Envelope, ...]) -> RecordedTrial:
+    """Return a trace as a sample and a trial."""
     given, output = _exchange(trace, events)
     service = str(trace.top.resource.get("service.name") or "")
     sample: Sample[Any, Any] = Sample(trace.trace_id, given, metadata={"service": service} if service else {})
-    return _RecordedTrial(sample, output, trace.top, events)
+    return RecordedTrial(sample, output, trace.top, events)
 
 
 def _read(path: Path, content: bytes) -> tuple[list[ReceivedSpan], list[ReceivedLog]]:
@@ -157,7 +162,8 @@ def _read(path: Path, content: bytes) -> tuple[list[ReceivedSpan], list[Received
     return spans, logs
 
 
-def _grouped(spans: Sequence[ReceivedSpan], logs: Sequence[ReceivedLog]) -> list[_Trace]:
+def group_traces(spans: Sequence[ReceivedSpan], logs: Sequence[ReceivedLog]) -> list[RecordedTrace]:
+    """Return the traces, each span once."""
     by_trace: dict[str, dict[str, ReceivedSpan]] = {}
     for span in sorted(spans, key=lambda span: span.start):
         by_trace.setdefault(span.trace_id, {}).setdefault(span.span_id, span)
@@ -165,14 +171,14 @@ def _grouped(spans: Sequence[ReceivedSpan], logs: Sequence[ReceivedLog]) -> list
     for log in logs:
         records.setdefault(log.trace_id, []).append(log)
     traces = [
-        _Trace(trace_id, tuple(found.values()), tuple(records.get(trace_id, ())))
+        RecordedTrace(trace_id, tuple(found.values()), tuple(records.get(trace_id, ())))
         for trace_id, found in by_trace.items()
     ]
     # A circle of parents has no outermost span.
     return [trace for trace in traces if {span.parent_id for span in trace.spans} - {s.span_id for s in trace.spans}]
 
 
-def _exchange(trace: _Trace, events: Sequence[Envelope]) -> tuple[Any, Any]:
+def _exchange(trace: RecordedTrace, events: Sequence[Envelope]) -> tuple[Any, Any]:
     """Return input and output: as the outermost span has them, else the first question and the last answer."""
     attributes = trace.top.attributes
     given = next((decoded(attributes[name]) for name in _INPUTS if name in attributes), None)

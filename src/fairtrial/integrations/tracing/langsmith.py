@@ -27,6 +27,7 @@ from fairtrial.integrations.tracing.facts import (
     trials_with_samples,
 )
 from fairtrial.integrations.tracing.sender import FROM_ENVIRONMENT, HttpAnswer, HttpPoster, write_whole
+from fairtrial.store.records import weight_of
 from fairtrial.store.redact import Redactor, current, register_guess
 from fairtrial.store.totals import SampleSums, sample_means
 from fairtrial.trials.context import trace_id_of
@@ -56,6 +57,7 @@ class _Row(NamedTuple):
     start: float
     end: float
     passed: bool | None
+    weight: float | None  # Of a live trace.
 
 
 def upload_requests(
@@ -162,7 +164,7 @@ class _RunConverter:
             error = result.error or result.outcome
             tree["error"] = self._text(error if self.content else error_type(error, result.outcome))
         passed = None if result.score is None else result.score.passed
-        return _Row(key.sample_id, tree, result.started_at, end, passed)
+        return _Row(key.sample_id, tree, result.started_at, end, passed, weight_of(result))
 
     def _row_id(self, sample_id: str, repeat: int, given: Any, expected: Any) -> str:
         """Return the id of the example in LangSmith: the same in every run, as long as the sample is the same."""
@@ -220,10 +222,14 @@ def _summary(rows: list[_Row]) -> list[dict[str, Any]]:
     if not scored:
         return []
     comment = f"{sum(scored):,} of {len(scored):,} scored trials passed, {len(rows) - len(scored):,} without a score"
-    samples = SampleSums()
+    samples, weights = SampleSums(), {row.sample_id: row.weight or 1.0 for row in rows}
     for row in rows:
         samples.add(row.sample_id, row.passed, 0.0, 0.0)
-    return [{"key": "pass_rate", "score": sample_means(samples.shares()).pass_rate, "comment": comment}]
+    if len(set(weights.values())) > 1:
+        comment += "; the rate is weighted"
+    return [
+        {"key": "pass_rate", "score": sample_means(samples.shares(weights.__getitem__)).pass_rate, "comment": comment}
+    ]
 
 
 def _moment(seconds: float) -> str:

@@ -122,6 +122,7 @@ def json_attributes(attributes: Any) -> dict[str, Any]:
 
 
 _ERROR = 2
+_LONGEST_ID = 128
 
 
 class ReceivedSpan(NamedTuple):
@@ -214,6 +215,14 @@ def _checked[T](body: bytes, read: Any) -> list[T]:
         raise DataError(f"the body must be an OTLP request in JSON ({type(error).__name__}: {error})") from None
 
 
+def _id(value: Any) -> str:
+    """Return the id of a trace or a span. Not all senders write hexadecimal numbers."""
+    text = str(value).lower()
+    if len(text) > _LONGEST_ID or not (text.isascii() and text.isprintable()):
+        raise ValueError(f"ids must be up to {_LONGEST_ID} printable ASCII characters (got {text[:_LONGEST_ID]!r})")
+    return text
+
+
 def _json_spans(tree: Any) -> Iterator[ReceivedSpan]:
     for group, scope in _scopes(tree, "resourceSpans", "scopeSpans"):
         resource = json_attributes((group.get("resource") or {}).get("attributes"))
@@ -221,9 +230,9 @@ def _json_spans(tree: Any) -> Iterator[ReceivedSpan]:
             status = span.get("status") or {}
             failed = status.get("code") in (_ERROR, "STATUS_CODE_ERROR")
             yield ReceivedSpan(
-                str(span["traceId"]).lower(),
-                str(span["spanId"]).lower(),
-                str(span.get("parentSpanId") or "").lower(),
+                _id(span["traceId"]),
+                _id(span["spanId"]),
+                _id(span.get("parentSpanId") or ""),
                 str(span.get("name") or ""),
                 int(span.get("startTimeUnixNano") or 0) / 1e9,
                 int(span.get("endTimeUnixNano") or 0) / 1e9,
@@ -240,8 +249,8 @@ def _json_logs(tree: Any) -> Iterator[ReceivedLog]:
     for _group, scope in _scopes(tree, "resourceLogs", "scopeLogs"):
         for log in scope.get("logRecords") or ():
             yield ReceivedLog(
-                str(log.get("traceId") or "").lower(),
-                str(log.get("spanId") or "").lower(),
+                _id(log.get("traceId") or ""),
+                _id(log.get("spanId") or ""),
                 str(log.get("eventName") or ""),
                 json_value(log.get("body")),
                 json_attributes(log.get("attributes")),

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -226,6 +226,8 @@ class TraceBuffer:
 _START_SECONDS = 30.0
 # The last two are names of this machine inside a container.
 _LOOPBACK = ("127.0.0.1", "::1", "localhost", "host.docker.internal", "host.containers.internal")
+RETRY_AFTER = "5"
+"""Seconds after which a sender may try again that was refused because of overload."""
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 _ENCODINGS: dict[str, Method] = {"": "stored", "identity": "stored", "gzip": "gzip", "deflate": "zlib"}
 
@@ -377,16 +379,23 @@ class TraceReceiver:
             body = await self._body(request)
             is_json = kind == _JSON
             if path.endswith("/v1/traces"):
-                self._buffer.add(parse_traces(body, is_json=is_json))
+                busy = await self._accept(parse_traces(body, is_json=is_json), ())
             else:
-                self._buffer.add((), parse_logs(body, is_json=is_json))
+                busy = await self._accept((), parse_logs(body, is_json=is_json))
         except TimeoutError:
             return web.Response(status=408, text="the request did not arrive in time\n")
         except LimitExceededError as error:
             return web.Response(status=413, text=f"{error}\n")
         except DataError as error:
             return web.Response(status=400, text=f"{error}\n")
+        if busy:
+            return web.Response(status=503, headers={"Retry-After": RETRY_AFTER}, text=f"{busy}\n")
         return web.Response(body=b"{}" if kind == _JSON else b"", content_type=kind)
+
+    async def _accept(self, spans: Sequence[ReceivedSpan], logs: Sequence[ReceivedLog]) -> str:
+        """Take what a request contains; returns why it has to be sent again later, or nothing."""
+        self._buffer.add(spans, logs)
+        return ""
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         """Read the body, which must stay within the limit, also while it is decompressed."""

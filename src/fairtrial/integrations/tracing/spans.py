@@ -15,7 +15,7 @@ from fairtrial.base.codec import dumps, to_json
 from fairtrial.data.session.events import PromptExecuted, Retrieved, SpanClosed, ToolInvoked
 from fairtrial.data.session.session import restore_session
 from fairtrial.data.session.trajectory import ChatMessage
-from fairtrial.data.session.views import JUDGE, Envelope, kind_of
+from fairtrial.data.session.views import JUDGE, USER, Envelope, kind_of
 from fairtrial.integrations.tracing.facts import (
     FAILED_OUTCOMES,
     PLAIN,
@@ -276,8 +276,8 @@ class TrialConverter:
                 name, attributes, error = self._agent(data)
             else:
                 name, attributes, error = str(data["name"]), [], data.get("error")
-            if envelope.actor == JUDGE:
-                attributes.append(("fairtrial.actor", JUDGE))
+            if envelope.actor in (JUDGE, USER):
+                attributes.append(("fairtrial.actor", envelope.actor))
             duration = data.get("duration_ms") or 0.0
             yield self._span(
                 trace_id,

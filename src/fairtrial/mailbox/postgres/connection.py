@@ -9,6 +9,7 @@ import select
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -88,6 +89,8 @@ class Listener:
         self._connect = connect
         self._notify = notify
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._arrivals: dict[str, int] = {}  # The number of the last notification on each channel.
+        self._numbers = count(1)
         self._listened: set[str] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -96,6 +99,10 @@ class Listener:
     def listens(self, channel: str) -> bool:
         """Return whether notifications on this channel arrive."""
         return channel in self._listened
+
+    def arrivals(self, channel: str) -> int | None:
+        """Return a number that changes when a message arrives; None while notifications do not arrive."""
+        return self._arrivals.get(channel, 0) if channel in self._listened else None
 
     def subscribe(self, channel: str) -> asyncio.Event:
         """Return an event that is set when a message arrives, and when listening begins or ends."""
@@ -116,6 +123,7 @@ class Listener:
         """Stop listening on a channel that no mailbox of this process uses any more."""
         if not self._waiting.get(channel):
             self._waiting.pop(channel, None)
+            self._arrivals.pop(channel, None)
             self._changed.set()
 
     async def close(self) -> None:
@@ -126,6 +134,8 @@ class Listener:
             await asyncio.wait([task])
 
     def _wake(self, channel: str) -> None:
+        if channel in self._waiting:
+            self._arrivals[channel] = next(self._numbers)
         for event in self._waiting.get(channel, ()):
             event.set()
 

@@ -182,6 +182,7 @@ class RowReceiver[T](BackgroundReads[T]):
     def __init__(self, mailbox: PostgresMailbox[T]) -> None:
         super().__init__(mailbox)
         self._waiting: set[asyncio.Event] = set()
+        self._taken: tuple[str, int] | None = None  # A channel and its arrivals when nothing more was waiting.
 
     async def receive(self, max_messages: int, visibility: float, wait: float) -> Sequence[Message[T]]:
         """See `Mailbox.receive`."""
@@ -190,7 +191,7 @@ class RowReceiver[T](BackgroundReads[T]):
         connection = self._mailbox.connection
         while True:
             id = await self._mailbox.open()
-            channel = f"{statements.CHANNEL}{id}"
+            channel = _channel(id)
             # Subscribed before the first look, so that nothing that arrives after it is missed.
             event = asyncio.Event() if connection.pooled or not wait else connection.listener.subscribe(channel)
             self._waiting.add(event)
@@ -207,16 +208,25 @@ class RowReceiver[T](BackgroundReads[T]):
         self, count: int, visibility: float, end: float, id: int, event: asyncio.Event
     ) -> Sequence[Message[T]] | None:
         """Return messages, or none at the end; None if the mailbox no longer has this id."""
-        loop = asyncio.get_running_loop()
+        loop, listener, channel = asyncio.get_running_loop(), self._mailbox.connection.listener, _channel(id)
         poll, opened = _FIRST_POLL, loop.time()
+        waited = end <= opened
         while True:
             event.clear()
             self._check_open()
-            messages = await self._messages(await self._read(self._claim(count, visibility)))
+            messages: Sequence[Message[T]] = ()
+            arrivals = listener.arrivals(channel)
+            # After a claim that was not filled, only a notification or the end of a lease or delay brings more.
+            if waited or arrivals is None or self._taken != (channel, arrivals):
+                deliveries = await self._read(self._claim(count, visibility))
+                # Of leases and delays that ended, which nothing notifies, there may be more than one claim takes.
+                self._taken = (channel, arrivals) if arrivals is not None and len(deliveries) < count else None
+                messages = await self._messages(deliveries)
             left = end - loop.time()
             if messages or left <= 0:
                 return messages
-            if self._mailbox.connection.listener.listens(f"{statements.CHANNEL}{id}"):
+            waited = True
+            if arrivals is not None:
                 if not await self._listen(event, left, id):
                     return None
                 continue
@@ -270,6 +280,10 @@ class RowReceiver[T](BackgroundReads[T]):
             expiries=expiries,
             waited_seconds=max(0.0, waited),
         )
+
+
+def _channel(id: int) -> str:
+    return f"{statements.CHANNEL}{id}"
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

@@ -5,12 +5,9 @@ from fairtrial.models.judges.checks import (
     check_judge_sync as check_judge_sync,
 )
 from fairtrial.models.judges.judge import (
-    PASSING_RATINGS as PASSING_RATINGS,
-    RATING_VALUES as RATING_VALUES,
     JudgeOutput as JudgeOutput,
     JudgeParams as JudgeParams,
     LLMJudge as LLMJudge,
-    Rating as Rating,
     label_judge as label_judge,
     llm_judge as llm_judge,
     numeric_judge as numeric_judge,
@@ -19,7 +16,10 @@ from fairtrial.models.judges.metrics import (
     MetricJudge as MetricJudge,
     answer_correctness as answer_correctness,
     bias as bias,
+    goal_reached as goal_reached,
     hallucination as hallucination,
+    kept_role as kept_role,
+    remembered as remembered,
     summarization as summarization,
     task_completion as task_completion,
     toxicity as toxicity,
@@ -42,6 +42,16 @@ from fairtrial.models.judges.short_answer import (
     ShortAnswerSummary as ShortAnswerSummary,
     short_answer_judge as short_answer_judge,
     short_answer_summary as short_answer_summary,
+)
+from fairtrial.models.judges.users import (
+    USER_QUESTIONS as USER_QUESTIONS,
+    UserChecked as UserChecked,
+    user_check as user_check,
+)
+from fairtrial.scoring.score import (
+    PASSING_RATINGS as PASSING_RATINGS,
+    RATING_VALUES as RATING_VALUES,
+    Rating as Rating,
 )
 
 __all__: list[str]

@@ -20,15 +20,7 @@ from fairtrial.models.clients import family
 from fairtrial.models.judges.fence import Material, fence, token_for
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.scoring.evaluator import Case, EvalContext, Scorer, call_directly
-from fairtrial.scoring.score import SHARE, Metric, Score
-
-type Rating = Literal["excellent", "good", "fair", "poor", "wrong"]
-"""What a judge may say of an output."""
-
-RATING_VALUES: Mapping[Rating, float] = {"excellent": 1.0, "good": 0.75, "fair": 0.5, "poor": 0.25, "wrong": 0.0}
-"""The value of the score for each rating."""
-PASSING_RATINGS: frozenset[Rating] = frozenset({"excellent", "good"})
-"""The ratings with which an output passes."""
+from fairtrial.scoring.score import PASSING_RATINGS, RATING_VALUES, SHARE, Metric, Rating, Score
 
 _SCALE = """\
 - excellent: meets the criterion in full

@@ -56,8 +56,10 @@ class Checklist(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask all questions in one call."""
-        if is_empty(case.output):
-            return self.empty()
+        return self.empty() if is_empty(case.output) else await self.answered(case)
+
+    async def answered(self, case: Case) -> Score:
+        """Return the score of the answers to all questions."""
         completion, verdict, asked = await self.ask(case, self.material(case), self.question, ChecklistOutput)
         numbers = [answer.question for answer in verdict.answers]
         self.check_numbers("questions", numbers, len(self.questions), completion)

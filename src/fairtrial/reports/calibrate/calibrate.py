@@ -16,7 +16,7 @@ from fairtrial.base.formatting import count
 from fairtrial.base.frozen import first_is
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.column_reader import read_columns
-from fairtrial.reports.figures.columns import Columns, LabelColumn
+from fairtrial.reports.figures.columns import Columns, LabelColumn, refuse_weighted
 from fairtrial.reports.figures.labels import (
     SURELY_PICKED,
     CollectedLabels,
@@ -211,6 +211,7 @@ def calibrate_source(
 
 def _judge_columns(source: ExperimentSource, metric: str) -> Columns:
     columns = read_columns(source, metrics=[metric])
+    refuse_weighted((columns,), "a calibration")
     if metric in columns.values:
         return columns
     known = ", ".join([PASSED, VALUE, *source.store.metric_totals(source.run.run_id).get(source.name, {})])

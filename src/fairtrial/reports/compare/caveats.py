@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fairtrial.base.formatting import count, number_word, range_text, rate
+from fairtrial.data.splits import FAILURES
 from fairtrial.reports.compare.pairing import Pairs, changed_samples
+from fairtrial.reports.figures.broken_users import about_users
 from fairtrial.reports.figures.columns import ChangedContents
 from fairtrial.reports.figures.metrics import COSTS, ExperimentSource, code_versions, is_verdict
 from fairtrial.reports.figures.slicing import SMALL_SLICE
@@ -174,6 +176,11 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
                 )
         elif run.status == "stopped":
             yield f"Run {run.run_id} was stopped early: if its numbers were the reason, intervals here are too narrow."
+    if any(run.noted.split is not None and run.noted.split.name == FAILURES for run in (s.run for s in sources)):
+        yield (
+            "The samples were chosen because a run failed them: against that run, any other one looks better by "
+            "chance. Compare two later runs."
+        )
     yield from _package_changes([source.run for source in runs.values()])
     evaluators = dict.fromkeys(source.run.evaluator for source in sources)
     outputs = {(source.run.parent_run or source.run.run_id, source.name) for source in sources}
@@ -183,6 +190,7 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
         yield (
             f"The sides were scored by different evaluators ({', '.join(evaluators)}): they may cause the difference."
         )
+    yield from about_users(sources)
     seen = {(source.run.run_id, source.name) for source in sources}
     if len(seen) < len(sources):
         yield "An experiment is compared with itself."

@@ -23,6 +23,7 @@ from fairtrial.reports.compare.comparison import (
     SliceComparison,
     SliceTest,
 )
+from fairtrial.reports.compare.looks import MANY_LOOKS, TestLooks, look_at
 from fairtrial.reports.compare.pairing import (
     NOTHING_SCORED,
     ComparisonSettings,
@@ -47,6 +48,7 @@ from fairtrial.reports.compare.verdicts import (
     verdict_of,
 )
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan, plan_of_sides
+from fairtrial.reports.figures.broken_users import check_same_users
 from fairtrial.reports.figures.column_reader import read_columns
 from fairtrial.reports.figures.columns import Columns, IntArray
 from fairtrial.reports.figures.labels import Labels, LabelUse, attach_labels, label_use
@@ -93,6 +95,7 @@ def compare(
     label_name: str | None = None,
     labels_by_verdict: bool = False,
     labels_drawn: bool = False,
+    other_users: bool = False,
 ) -> Comparison:
     """Compare one or more candidates with a baseline, sample by sample.
 
@@ -132,11 +135,14 @@ def compare(
         labels_by_verdict: Trials to label were drawn at random within each verdict of the judge (see `calibrate`).
         labels_drawn: Trials to label were drawn at random. That is known of the labels of a review; of others, figures
             are conditional on it unless it is declared.
+        other_users: Compare runs whose conversations had other simulated users, too, which is refused otherwise.
     """
     example = 'compare its experiments, as in compare(report["plain"], report["terse"])'
     sources = [source_of(side, example) for side in (baseline, *candidates)]
     if len(sources) < 2:
         raise ConfigurationError("a comparison needs a baseline and at least one candidate")
+    if not other_users:
+        check_same_users(sources)
     run_plan = plan_of_sides(sources)
     plan = None if run_plan is None else run_plan.in_use
     default = plan or AnalysisPlan()
@@ -166,10 +172,25 @@ def compare(
         wanted = _present(default.metrics, columns) or wanted
     groups = columns[0].groups
     ways = ways or [name for name in planned_slices if any(label is not None for label in groups[name])]
+    looks = look_at(sources, settings.alpha, spends=default.looks)
+    settings = settings if looks is None else replace(settings, alpha=looks.spent)
     made = compare_columns(columns[0], columns[1:], metrics=wanted, slice_by=ways, settings=settings, sources=sources)
+    made = replace(made, looks=with_fresh_samples(looks, made, settings, columns))
     slices = [name_of_slices(way) for way in normalize_slices(ways)]
     chosen = {"cluster": cluster, "lower_is_better": lower, "higher_is_better": higher, "bounds": bounds, "test": test}
     return replace(made, plan=check_comparison(run_plan, made, slices, chosen))
+
+
+def with_fresh_samples(
+    looks: TestLooks | None, made: Comparison, settings: ComparisonSettings, columns: Sequence[Columns]
+) -> TestLooks | None:
+    """Return looks with the number of fresh samples that the first metric needs, once there were many looks."""
+    if looks is None or max(looks.numbers) < MANY_LOOKS:
+        return looks
+    first = [made.candidates[0].metrics[0].metric]
+    fresh = replace(settings, alpha=looks.fresh_alpha)
+    again = compare_columns(columns[0], columns[1:], metrics=first, settings=fresh)
+    return replace(looks, fresh=max((one.metrics[0].needed or 0 for one in again.candidates), default=0) or None)
 
 
 def _present(metrics: Sequence[str], sides: Sequence[Columns]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from itertools import batched
 from typing import TYPE_CHECKING, ClassVar, Literal, overload
 
 from fairtrial.base.frozen import first_is
+from fairtrial.reports.compare.looks import TestLooks
 from fairtrial.reports.compare.pairing import ChangedSamples
 from fairtrial.reports.figures.analysis_plan import PlanCheck
 from fairtrial.reports.figures.metrics import ExperimentSource
@@ -243,8 +244,9 @@ class Comparison(Renderable):
     """Candidates against one baseline: `comparison["terse"]["passed"].verdict`, or print it.
 
     `tests` counts the tests that were made together, for which adjusted p-values allow; with a plan, the primary metric
-    and the others are adjusted separately. `print(comparison.in_detail())` shows the tests, the trials and the
-    comparison without errors too. `plan` says whether it is as planned; None without a plan.
+    and the others are adjusted separately. `looks` are those at the test split that it is on, if any.
+    `print(comparison.in_detail())` shows the tests, the trials and the comparison without errors too. `plan` says
+    whether it is as planned; None without a plan.
     """
 
     json_format: ClassVar[str] = "fairtrial.comparison/1"
@@ -254,6 +256,7 @@ class Comparison(Renderable):
     tests: int
     warnings: tuple[str, ...]
     plan: PlanCheck | None = None
+    looks: TestLooks | None = None
     # How each sample changed, for each candidate, and where to read the results of the baseline and the candidates;
     # neither belongs to the record.
     changes: tuple[SampleChanges, ...] = field(default=(), repr=False, compare=False)

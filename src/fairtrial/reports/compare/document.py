@@ -366,6 +366,7 @@ def _sides(comparison: Comparison) -> document.Table:
 def comparison_remarks(comparison: Comparison, *, detailed: bool) -> Iterator[str]:
     """Yield what has to be known to read a comparison: plan, warnings and, of what is asked for, tests."""
     yield from () if comparison.plan is None else comparison.plan.lines
+    yield from () if comparison.looks is None else comparison.looks.sentences
     yield from comparison.warnings
     drawn = [metric.drawn for candidate in comparison.candidates for metric in candidate.metrics]
     if any(one is not None for one in drawn):

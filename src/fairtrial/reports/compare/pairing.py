@@ -16,7 +16,15 @@ from fairtrial.base.frozen import EMPTY, FrozenDict
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.column_samples import StoredIds
-from fairtrial.reports.figures.columns import ChangedContents, Columns, FloatArray, IntArray, compare_contents, take_ids
+from fairtrial.reports.figures.columns import (
+    ChangedContents,
+    Columns,
+    FloatArray,
+    IntArray,
+    compare_contents,
+    refuse_weighted,
+    take_ids,
+)
 from fairtrial.reports.figures.estimates import difference_at_any_time
 from fairtrial.reports.figures.rules import checked_smallest_difference
 
@@ -330,6 +338,7 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
 
     A sample whose input or expected value is another on the other side is no pair: its trials are missing.
     """
+    refuse_weighted((candidate, baseline), "a comparison")
     repeated = 0
     if _same_ids(candidate.ids, baseline.ids):
         left, right = candidate, baseline

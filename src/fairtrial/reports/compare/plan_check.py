@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fairtrial.base.formatting import bound_text, count, margin_text, rate, size_text
+from fairtrial.data.splits import TEST
 from fairtrial.reports.compare.comparison import Comparison, MetricComparison
 from fairtrial.reports.figures.analysis_plan import AnalysisPlan, PlanCheck, RunPlan, plan_of, run_deviations
 from fairtrial.reports.figures.metrics import ExperimentSource, is_ratio, is_verdict
@@ -27,6 +28,9 @@ def check_gate(planned: RunPlan | None, rules: GateRules, sources: Sequence[Expe
 
 def _of_runs(planned: RunPlan, sources: Sequence[ExperimentSource]) -> Iterator[str]:
     """Yield what in the runs of several sides is not as planned."""
+    splits = [source.run.noted.split for source in sources]
+    if planned.plan.looks and len(sources) > 1 and any(one is None or one.name != TEST for one in splits):
+        yield "the runs are not on a test split, so that looks at it are not allowed for"
     for run in {source.run.run_id: source.run for source in sources}.values():
         own = plan_of(run)
         if own is None:
@@ -48,7 +52,7 @@ def _of_comparison(
     yield from (f"{name} was not planned" for name in metrics if name not in plan.metrics)
     yield from (f"slices by {name} were not planned" for name in slices if name not in plan.slices)
     yield from (f"slices by {name} were planned and are left out" for name in plan.slices if name not in slices)
-    yield from _of_settings(plan, comparison.alpha, chosen)
+    yield from _of_settings(plan, comparison.alpha if comparison.looks is None else comparison.looks.alpha, chosen)
     for metric in {metric.metric: metric for one in candidates for metric in one.metrics}.values():
         yield from _of_metric(plan, metric)
     if len(candidates) > plan.tests:

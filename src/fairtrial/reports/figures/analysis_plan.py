@@ -35,6 +35,7 @@ _COMMENTS = {
     "slices": "metadata keys by which the comparison is repeated",
     "tests": "of the primary metric: one for each candidate",
     "samples": "fewer are a deviation",
+    "looks": "alpha is the total of all looks at the test split",
     "history": "earlier runs whose results make figures more precise",
     "max_missing_share": "up to it missing outcomes are taken at their worst",
 }
@@ -67,6 +68,8 @@ class AnalysisPlan:
         bounds: As in `GateRules`: the ranges of metrics.
         suite: The suite that the plan is for; empty for any.
         history: As in `EvalConfig`: earlier runs that make the figures of a report more precise.
+        looks: Whether alpha is the total of all looks at a test split (`Dataset.split`): the k-th comparison of a new
+            pair has the level alpha/(k(k + 1)).
     """
 
     primary: str = PASSED
@@ -92,6 +95,7 @@ class AnalysisPlan:
     bounds: Mapping[str, tuple[float, float]] = EMPTY
     suite: str = ""
     history: int | tuple[str, ...] = 0
+    looks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("secondary", "slices", "lower_is_better", "higher_is_better"):
@@ -110,6 +114,9 @@ class AnalysisPlan:
         if not isinstance(suite, str):
             raise ConfigurationError(f"suite must be the name of a suite (got {suite!r})")
         object.__setattr__(self, "history", check_history(self.history, "history"))
+        looks: object = self.looks
+        if not isinstance(looks, bool):
+            raise ConfigurationError(f"looks must be true or false (got {looks!r})")
         rules = self.rules  # Checked there; tables are frozen copies.
         for name in _RULES:
             object.__setattr__(self, name, getattr(rules, name))
@@ -140,7 +147,7 @@ class AnalysisPlan:
         """The plan as it is stored and hashed: by key, without those that say nothing."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {name: _floats(values[name]) for name in _RULES} | {"power": float(self.power)}
-        values = {name: one for name, one in values.items() if one or name not in ("suite", "history")}
+        values = {name: one for name, one in values.items() if one or name not in ("suite", "history", "looks")}
         content: dict[str, JSON] = to_json({name: one for name, one in values.items() if one not in (None, (), {})})
         return content
 

@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,10 @@ class BlockReader:
             here = [ordinals[place] for place in places]
             self._note(names, codes, here)
             where = np.array(here, dtype=np.intp) - start
+            numbers = chain.from_iterable([found[place].values() for place in places])
+            table = np.fromiter(numbers, dtype=np.float64, count=len(places) * len(names)).reshape(len(places), -1)
             for index, name in enumerate(names):
-                array = self._array(arrays, f"metric:{name}", "f8", size)
-                array[where] = [found[place][name] for place in places]
+                self._array(arrays, f"metric:{name}", "f8", size)[where] = table[:, index]
                 if codes and (verdict := _VERDICT[codes[index]]) >= 0:
                     self._array(arrays, f"verdict:{name}", "i1", size)[where] = verdict
 

@@ -5,10 +5,11 @@ numpy is imported here: import this module only where numbers are made.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import batched, chain, repeat
+from itertools import accumulate, batched, chain, groupby, repeat
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -29,6 +30,7 @@ from fairtrial.reports.figures.columns import (
 )
 from fairtrial.reports.figures.metrics import (
     BUILT_IN,
+    COST,
     COSTS,
     NOT_RUN,
     OUTCOME_CLASS,
@@ -42,14 +44,17 @@ from fairtrial.reports.figures.metrics import (
     verdict_column,
     widen,
 )
-from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
-from fairtrial.store.rows import OUTCOMES
+from fairtrial.store.notes import SAMPLING_WEIGHT
+from fairtrial.store.numbers import NumberStore, VerdictRow
+from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, ScoreRow, split_facts
+from fairtrial.store.rows import OUTCOMES, facts_reader, restored_text
 from fairtrial.trials.result import TRIAL_FIGURES
 
 _PAGE = 5_000  # Trials per batch.
 _VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}
 _NO_VERDICTS: Mapping[str, str] = {}
 SMALLEST_FILE = 5_000
+_TRIALS_AT_ONCE = 100_000
 """Trials from which on a run gets a column file when it is read. Smaller runs are read as quickly without."""
 _CLASSES = np.zeros(max(OUTCOMES.values()) + 1, dtype=np.int8)
 for _outcome, _code in OUTCOMES.items():
@@ -65,6 +70,7 @@ def read_columns(
     inputs: Mapping[str, Callable[[Any], Hashable]] = EMPTY,
     name: str | None = None,
     costs: bool = False,
+    batch: RunBatch | None = None,
 ) -> Columns:
     """Read the columns of one experiment.
 
@@ -77,12 +83,17 @@ def read_columns(
         inputs: Functions of each sample's input whose results become `groups`.
         name: The name of the columns; that of the experiment by default.
         costs: Whether to read latency, tokens and cost too.
+        batch: What was read of many runs at once; used for its runs if no other metrics are wanted.
     """
     run = source.run
     key = source.cluster_key if cluster is None else cluster
     wanted = None if metrics is None else frozenset(metrics)
-    reader = _reader(source, wanted, costs=costs)
-    ordinals, ids, facts = reader.facts([*keys, key] if key else list(keys))
+    if batch is not None and source.run.run_id in batch.runs and wanted is not None and wanted <= batch.METRICS:
+        reader: _Reader = _BatchReader(source, wanted, costs, batch)
+    else:
+        reader = _reader(source, wanted, costs=costs)
+    weighing = (SAMPLING_WEIGHT,) if run.noted.sampling is not None else ()
+    ordinals, ids, facts = reader.facts([*keys, *weighing, key] if key else [*keys, *weighing])
     declared: Sequence[Hashable] = facts[-1] if key else ()
     if cluster and len(ids) and _all_none(declared):
         raise ConfigurationError(
@@ -114,7 +125,15 @@ def read_columns(
         stopped_by_width=note is not None and note.rule.narrower_than is not None,
         repeated_inputs=repeated,
         contents=SampleContents(lambda: _hashes(source, ordinals)),
+        weights=_weights(facts[len(keys)]) if weighing else None,
     )
+
+
+def _weights(facts: Sequence[Any]) -> FloatArray:
+    """Return how many traces each sample stands for."""
+    weights = np.array([one if isinstance(one, int | float) else np.nan for one in facts], dtype=np.float64)
+    weights[~(weights > 0)] = np.nanmean(weights) if np.isfinite(weights).any() else 1.0
+    return weights
 
 
 def sample_ordinals(source: ExperimentSource) -> IntArray:
@@ -166,6 +185,91 @@ class _StoreReader:
         for page in batched(store.scores(run.run_id, experiment=self.source.name), _PAGE):
             table.add(page)
         return *table.arrays(ordinals), table.directions, table.ranges
+
+
+class RunBatch:
+    """The verdicts and costs of many small runs, read with a query for each kind of row instead of one for each run."""
+
+    METRICS = frozenset((PASSED, COST))
+
+    def __init__(self, store: NumberStore, run_ids: Sequence[str]) -> None:
+        self.runs = store.verdicts(run_ids)
+        self._samples = store.facts_of_datasets(sorted({run.dataset for run in self.runs.values()}))
+        self._repeated = {dataset: _repeated(rows) for dataset, rows in self._samples.items()}
+        self._facts: dict[tuple[int, str], list[tuple[int, str, tuple[Any, ...]]]] = {}
+
+    def numbers(self, run_id: str) -> FloatArray:
+        """Return the rows of a run as numbers; a NaN stands for nothing."""
+        return np.array(self.runs[run_id].rows, dtype=np.float64).reshape(-1, len(VerdictRow._fields))
+
+    def unpriced_calls(self, source: ExperimentSource) -> int:
+        """Return the number of calls of an experiment's task without a known price."""
+        place = source.run.experiments.index(source.name)
+        return sum(row[6] for row in self.runs[source.run.run_id].rows if row[2] == place)
+
+    def facts(self, run_id: str, keys: Sequence[str]) -> list[tuple[int, str, tuple[Any, ...]]]:
+        """Return what `RunStore.sample_facts` does."""
+        dataset = self.runs[run_id].dataset
+        found = self._facts.get(asked := (dataset, repr(keys)))
+        if found is None:
+            read = facts_reader(keys)
+            rows = self._samples[dataset]
+            found = self._facts[asked] = [(at, restored_text(id), read(metadata)) for at, id, metadata, _ in rows]
+        return found
+
+    def repeated_inputs(self, run_id: str) -> list[tuple[int, int]]:
+        """Return what `RunStore.repeated_inputs` does."""
+        return self._repeated[self.runs[run_id].dataset]
+
+
+def in_batches(
+    store: RunStore, runs: Sequence[RunRecord], metrics: Iterable[str]
+) -> Iterator[tuple[RunRecord, RunBatch | None]]:
+    """Yield runs, each with the batch that its metrics are in; None if they have to be read alone."""
+    if not isinstance(store, NumberStore) or not RunBatch.METRICS.issuperset(metrics):
+        yield from zip(runs, repeat(None))
+        return
+    reached = accumulate(run.planned for run in runs)
+    for _, block in groupby(zip(runs, reached, strict=True), lambda one: one[1] // _TRIALS_AT_ONCE):
+        some = [run for run, _ in block]
+        small = [run.run_id for run in some if run.planned < SMALLEST_FILE]
+        batch = RunBatch(store, small) if small else None
+        yield from zip(some, repeat(batch))
+
+
+def _repeated(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, int]]:
+    times = Counter(row[3] for row in rows if row[3] is not None)
+    return [(row[0], row[3]) for row in rows if times[row[3]] > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchReader(_StoreReader):
+    """Reads from a batch."""
+
+    batch: RunBatch
+
+    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
+        return _in_columns(self.batch.facts(self.source.run.run_id, keys), self.source.run, keys)
+
+    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
+        return self.batch.repeated_inputs(self.source.run.run_id)
+
+    def numbers(self, ordinals: IntArray) -> _Numbers:
+        run = self.source.run
+        rows = self.batch.numbers(run.run_id)
+        own = rows[rows[:, 2] == run.experiments.index(self.source.name)]
+        _, places, _, codes, passed, cost, _ = own.T
+        cells, repeats = np.divmod(places.astype(np.intp), run.repeats)
+        at, shape = (cells // len(run.experiments), repeats), (run.dataset_size, run.repeats)
+        outcomes = np.zeros(shape, dtype=np.int8)
+        outcomes[at] = _CLASSES[codes.astype(np.intp)]
+        values = {PASSED: np.full(shape, np.nan), COST: np.full(shape, np.nan)}
+        values[PASSED][at] = passed
+        values[COST][at] = np.where(codes == OUTCOMES["not_run"], np.nan, cost)
+        if not np.isfinite(cost).any():
+            del values[COST]
+        kept = {name: array[ordinals] for name, array in values.items() if self.wanted and name in self.wanted}
+        return outcomes[ordinals], kept, {}, {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +506,13 @@ class _Cells:
 
 
 def _facts(source: ExperimentSource, keys: Sequence[str]) -> tuple[IntArray, list[str], list[Sequence[Hashable]]]:
-    known = [row for row in source.store.sample_facts(source.run.run_id, keys) if row[0] < source.run.dataset_size]
+    return _in_columns(source.store.sample_facts(source.run.run_id, keys), source.run, keys)
+
+
+def _in_columns(
+    rows: Iterable[tuple[int, str, tuple[Any, ...]]], run: RunRecord, keys: Sequence[str]
+) -> tuple[IntArray, list[str], list[Sequence[Hashable]]]:
+    known = [row for row in rows if row[0] < run.dataset_size]
     ordinals = np.fromiter((row[0] for row in known), dtype=np.intp, count=len(known))
     columns = zip(*(row[2] for row in known), strict=True) if known else ((),) * len(keys)
     facts: list[Sequence[Hashable]] = [

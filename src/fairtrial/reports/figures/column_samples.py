@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.base.codec import canonical
-from fairtrial.base.codec.escape import MARK
+from fairtrial.base.codec.escape import MARK, parse_long_json
 from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.store.column_cache import ColumnHeader
 from fairtrial.store.numbers import NumberStore, SampleState, SampleTexts
@@ -328,7 +327,7 @@ def _parsed(texts: Sequence[str | None]) -> Sequence[Any]:
     """Parse metadata, many at once if that gives the same."""
     whole = "[" + ",".join("{}" if text is None else text for text in texts) + "]"
     if MARK not in whole:
-        found: list[Any] = json.loads(whole)
+        found: list[Any] = parse_long_json(whole)
         if all(type(facts) is dict for facts in found):
             return found
     return [read_metadata(text) for text in texts]

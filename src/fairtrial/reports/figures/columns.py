@@ -16,6 +16,7 @@ from fairtrial.data.fingerprint import UNKNOWN
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.column_samples import StoredIds
+from fairtrial.reports.figures.summaries import unequal_weights_error
 from fairtrial.stats import JudgedTrials, Repeats
 
 type _Hashes = NDArray[np.int64]
@@ -165,7 +166,8 @@ class Columns:
     leading samples it had analysed by then (`analysed_prefix`). `ranges` are the declared bounds of metrics and
     `directions` says of those that declare it whether more is better. `stopped_by_width`: the adaptive rule looked
     at the width of intervals alone, so that ordinary intervals hold. `labels` correct the judge's verdicts.
-    `repeated_inputs` are part of `clusters`. `contents` say what each id means; None if that is not known.
+    `repeated_inputs` are part of `clusters`. `contents` say what each id means; None if that is not known. `weights`
+    say how many traces each sample stands for; None if samples were not drawn.
     """
 
     name: str
@@ -183,6 +185,7 @@ class Columns:
     labels: LabelColumn | None = None
     repeated_inputs: RepeatedInputs | None = None
     contents: SampleContents | None = None
+    weights: FloatArray | None = None
 
     @classmethod
     def of(
@@ -217,6 +220,12 @@ class Columns:
     def watched(self) -> bool:
         """Whether the run stopped, or could have stopped, because of its rates: ordinary intervals do not hold."""
         return self.adaptive is not None and not self.stopped_by_width
+
+    @property
+    def unequal_weights(self) -> FloatArray | None:
+        """The weights, if samples were drawn with different chances."""
+        weights = self.weights
+        return weights if weights is not None and weights.size and np.ptp(weights) > 1e-9 * weights.max() else None
 
     @property
     def repeats(self) -> int:
@@ -278,6 +287,7 @@ class Columns:
             groups=EMPTY,
             labels=None if self.labels is None else self.labels.completed(gaps, value),
             contents=None,
+            weights=None if self.weights is None else np.pad(self.weights, (0, extra), mode="mean"),
         )
 
     def take(self, rows: NDArray[Any]) -> Columns:
@@ -293,6 +303,7 @@ class Columns:
             groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
             labels=None if self.labels is None else self.labels.take(places),
             contents=None if self.contents is None else self.contents.take(places),
+            weights=None if self.weights is None else self.weights[places],
         )
 
     def without(self, rows: NDArray[np.bool_]) -> Columns:
@@ -343,8 +354,10 @@ class Columns:
         if worst is not None and view != "scored":
             counted = scored | (self.counted(view) & (self.outcomes != metrics.SCORED))
             values = np.where(scored, values, worst)
-        counts = counted.sum(axis=1).astype(np.intp)
-        return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)
+        flat = np.broadcast_to(values, counted.shape)
+        if counted.all():  # The usual case, without copies.
+            return Repeats(flat.reshape(-1), np.full(len(counted), counted.shape[1], dtype=np.intp))
+        return Repeats(flat[counted], counted.sum(axis=1).astype(np.intp))
 
     def labels_of(self, metric: str) -> LabelColumn | None:
         """Return the labels that correct this metric, if any."""
@@ -373,6 +386,13 @@ class Columns:
             certain=known[cells],
             samples=np.broadcast_to(places[:, None], cells.shape)[cells],
         )
+
+
+def refuse_weighted(sides: Sequence[Columns], what: str) -> None:
+    """Raise if the samples of one of these were drawn with different chances, which these figures do not allow for."""
+    for one in sides:
+        if one.unequal_weights is not None:
+            raise unequal_weights_error(one.name, what)
 
 
 def take_ids(ids: Sequence[str], places: IntArray) -> Sequence[str]:

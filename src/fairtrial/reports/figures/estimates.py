@@ -15,6 +15,8 @@ from fairtrial.reports.figures.metrics import (
     COST,
     COSTS,
     CRITERION,
+    FAILED,
+    MISSING,
     NOTHING_SCORED,
     PASSED,
     REWARD,
@@ -38,6 +40,10 @@ _CLUSTERED = (
     "The run used its own results to decide when to stop, and saw clusters in part: only independent samples have an "
     "interval that allows for it."
 )
+
+NO_WEIGHTED_QUANTILE = "Traces were sampled at several rates, for which there is no quantile."
+NO_WEIGHTED_TEST = "Traces were sampled at several rates, for which there is no test."
+NO_WEIGHTED_LABELS = "Traces were sampled at several rates, for which labels do not correct the judge."
 
 
 def difference_at_any_time(
@@ -207,6 +213,8 @@ def slice_rate_test(source: ExperimentSource, by: SliceBy) -> stats.Heterogeneit
     columns = read_columns(source, metrics=[PASSED, *needed.metrics], keys=needed.keys, inputs=needed.inputs)
     if columns.watched:
         return stats.Undefined(LOOKED)
+    if columns.unequal_weights is not None:
+        return stats.Undefined(NO_WEIGHTED_TEST)
     codes = np.full(len(columns.ids), -1, dtype=np.intp)
     for code, part in enumerate(cut(ways, columns)):
         codes[part.rows] = code
@@ -236,9 +244,13 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
         ("mean_score_all", VALUE, "all"),
         ("mean_reward", REWARD, "scored"),
     )
+    only_scored = not columns.watched and not columns.count(FAILED, MISSING)
+    mean: stats.MeanEstimate | None = None
     for name, metric, view in main:
         if metric in columns.values:
-            yield estimate(columns, metric, view=view, name=name, level=level)
+            if mean is None or view == "scored" or not only_scored:  # Else "all" are those scored, just estimated.
+                mean = mean_of(columns, metric, view, level=level)
+            yield _named(name, metric, view, mean)
     if columns.repeats > 1 and PASSED in columns.values:
         trials = columns.scores(PASSED, "system")
         whole = stats.Repeats(trials.flat[np.repeat(trials.counts == columns.repeats, trials.counts)], trials.counts)
@@ -278,12 +290,28 @@ def mean_of(
     """Return the statistics behind an estimate."""
     bounds = columns.bounds(metric)
     scores = columns.scores(metric, view, worst=None if bounds is None else worst)
-    found = stats.mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    weights = columns.unequal_weights
+    if weights is None:
+        found = stats.mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    else:
+        found = _weighted(columns, weights, scores, bounds, level)
     found = _with_reason(columns, found)
     if columns.watched:
         return mean_at_any_time(columns, metric, scores, found, view, level)
     by_width = columns.stopped_by_width and (metric == VALUE or is_verdict(metric))
     return rate_stopped_by_width(scores, found, level) if by_width else found
+
+
+def _weighted(
+    columns: Columns, weights: FloatArray, scores: stats.Repeats, bounds: Range | None, level: float
+) -> stats.MeanEstimate:
+    """Return a mean over the traces that samples stand for."""
+    some = scores.counts > 0
+    clusters = None if columns.clusters is None else columns.clusters[some]
+    found = stats.unequal_chances_mean(
+        scores.only(some).means, weights[some], clusters=clusters, bounds=bounds, level=level
+    )
+    return replace(found, unscored=int(np.count_nonzero(~some)))
 
 
 def _with_reason(columns: Columns, found: stats.MeanEstimate) -> stats.MeanEstimate:
@@ -330,7 +358,7 @@ def corrected_of(
     corrected = stats.corrected_mean(
         some.judged_trials(view, worst=worst), clusters=some.clusters, bounds=bounds, level=level, exact=exact
     )
-    reason = labels.refusal or corrected.reason
+    reason = labels.refusal or (NO_WEIGHTED_LABELS if columns.unequal_weights is not None else corrected.reason)
     return replace(
         found,
         mean=corrected.estimate if reason is None else None,
@@ -345,6 +373,8 @@ def corrected_of(
 def quantile_of(columns: Columns, metric: str, share: float, *, level: float = 0.95) -> stats.QuantileEstimate:
     """Estimate a quantile of a metric over trials, such as the 95th percentile of latency_ms."""
     found = stats.quantile_interval(columns.scores(metric, "scored"), share, clusters=columns.clusters, level=level)
+    if columns.unequal_weights is not None:
+        return replace(found, value=None, low=None, high=None, method=None, reason=NO_WEIGHTED_QUANTILE)
     return replace(found, low=None, high=None, method=None, reason=LOOKED) if columns.watched else found
 
 

@@ -67,6 +67,8 @@ class _Finder:
     def _why_not(self, run: RunRecord) -> str | None:
         if run.run_id == self._run.run_id or run.finished_at is None or run.finished_at > self._began:
             return "had not ended when this run began"
+        if run.noted.sampling is not None:
+            return "has live traces"
         return "is of another dataset" if run.dataset_name != self._run.dataset_name else None
 
     def _sides(self, run: RunRecord, experiment: str | None) -> list[ExperimentSource]:
@@ -98,7 +100,7 @@ class RunHistory:
 
     def adjust(self, columns: Columns, found: Sequence[Estimate], level: float) -> tuple[Estimate, ...]:
         """Return the estimates, those of a mean with a range with its history."""
-        if not self.sides:
+        if not self.sides or columns.unequal_weights is not None:
             return tuple(found)
         items = _Items.of(columns, [read_columns(side, keys=self.keys) for side in self.sides], self.keys)
         runs = len({side.run.run_id for side in self.sides})

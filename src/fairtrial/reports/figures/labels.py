@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from fairtrial import stats
 from fairtrial.errors import ConfigurationError, DataError, UnknownRunError
-from fairtrial.models.judges.judge import PASSING_RATINGS, RATING_VALUES
 from fairtrial.reports.figures.column_reader import read_columns, sample_ordinals
 from fairtrial.reports.figures.columns import Columns, LabelColumn
 from fairtrial.reports.figures.metrics import BUILT_IN, PASSED, SCORED, ExperimentSource
 from fairtrial.reports.figures.trial_columns import Condition, TrialColumns
-from fairtrial.store.notes import MANY_SKIPS, SKIP, ReviewNote
-from fairtrial.store.protocol import Label
+from fairtrial.scoring.score import PASSING_RATINGS, RATING_VALUES
+from fairtrial.store.notes import MANY_SKIPS, PICKED, SKIP, ReviewNote
+from fairtrial.store.protocol import Label, RunRecord, RunStore
 from fairtrial.trials.context import TrialKey
 
 
@@ -35,14 +35,14 @@ class DrawnTrials(NamedTuple):
 
 
 def draw_trials(columns: TrialColumns, review: ReviewNote) -> DrawnTrials:
-    """Return the trials of a review: of each experiment the scored ones with the smallest hashes of their ordinals.
+    """Return the trials of a review: of each experiment those with its outcome and the smallest hashes of ordinals.
 
     A larger review contains all trials of a smaller one with the same seed.
     """
     drawn: list[int] = []
     judged = 0
     for name in review.experiments:
-        found = columns.select(Condition("outcome", ("scored",)), Condition("experiment", (name,))).ordinals()
+        found = columns.select(Condition("outcome", (review.outcome,)), Condition("experiment", (name,))).ordinals()
         judged += found.size
         drawn += smallest(found, review).tolist()
     return DrawnTrials(tuple(drawn), judged)
@@ -279,6 +279,24 @@ def collect(
             f"the labels have several names, {listed}: choose one with name= (label_name= of a comparison or gate)"
         )
     found.name = next(iter(names), name or "")
+    return found
+
+
+def people_verdicts(store: RunStore, run: RunRecord, experiment: str) -> dict[tuple[str, int], dict[str, bool]]:
+    """Return people's latest verdicts by trial (sample id and repeat) and person, also on trials that they picked.
+
+    They say what people think of single trials. As samples they mean nothing: use `collect` for estimates.
+    """
+    found: dict[tuple[str, int], dict[str, bool]] = {}
+    for run_id in filter(None, (run.parent_run, run.run_id)):
+        for label in store.labels(run_id):
+            if label.key.experiment != experiment or (label.name.startswith("~") and not label.name.startswith(PICKED)):
+                continue
+            votes = found.setdefault((label.key.sample_id, label.key.repeat), {})
+            if label.value is None:
+                votes.pop(label.annotator, None)
+            else:
+                votes[label.annotator] = _read(label, PASSED) >= 0.5
     return found
 
 

@@ -91,10 +91,11 @@ OUTCOME_CLASS: Mapping[Outcome, int] = {
     "timeout": FAILED,
     "scorer_error": MISSING,  # What the system did may have been good: the fault is ours.
     "dead_letter": MISSING,
+    "user_error": MISSING,
     "not_run": NOT_RUN,
 }
 LAST_COUNTED: Mapping[View, int] = {"scored": SCORED, "system": FAILED, "all": MISSING}
-ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
+ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter", "user_error")
 
 PASSED, VALUE, REWARD = "passed", "value", "reward"
 LATENCY, TOKENS, COST = "latency_ms", "tokens", "cost_usd"

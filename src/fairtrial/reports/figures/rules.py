@@ -80,6 +80,7 @@ class GateRules:
         higher_is_better: Metrics under `margins` of which more is better, besides passed, value and reward. A margin on
             a metric whose direction neither the rules nor the metric itself declares is refused.
         cluster: The metadata key of samples that are not independent; None for the run's own, "" for none.
+        other_users: Decide although the two sides talked to different simulated users, which is refused otherwise.
     """
 
     min_pass_rate: float | None = None
@@ -97,6 +98,7 @@ class GateRules:
     spend_alpha: bool = False
     higher_is_better: tuple[str, ...] = ()
     smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE
+    other_users: bool = False
 
     def __post_init__(self) -> None:
         _check(self, "the gate rules")
@@ -106,8 +108,9 @@ class GateRules:
             "smallest_difference_that_matters",
             checked_smallest_difference(self.smallest_difference_that_matters),
         )
-        if not isinstance(self.spend_alpha, bool):
-            raise ConfigurationError(f"the gate rules: spend_alpha must be true or false (got {self.spend_alpha!r})")
+        for name in ("spend_alpha", "other_users"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise ConfigurationError(f"the gate rules: {name} must be true or false (got {given!r})")
         for name in ("slices", "lower_is_better", "higher_is_better"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))

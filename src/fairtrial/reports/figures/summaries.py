@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.store.protocol import SampleMeans, Totals
+from fairtrial.store.records import weight_of
 from fairtrial.store.totals import SampleSums, sample_means
 from fairtrial.trials.result import EvalResult
 
@@ -20,6 +22,25 @@ def group_by[K: Hashable](results: Iterable[EvalResult], key: Callable[[EvalResu
     return groups
 
 
+def unequal_weights_error(name: str, what: str) -> ConfigurationError:
+    """Return the error of a figure that does not allow for samples that were drawn with different chances."""
+    return ConfigurationError(
+        f"{name} has live traces that were sampled at several rates, for which {what} has no weights\n"
+        "`fairtrial show` and `fairtrial watch alarm` allow for them"
+    )
+
+
+def equally_weighted(results: Iterable[EvalResult], what: str) -> Iterator[EvalResult]:
+    """Yield results; raises if some stand for more traces than others."""
+    first: float | None = None
+    for result in results:
+        weight = weight_of(result) or 1.0
+        first = weight if first is None else first
+        if not math.isclose(weight, first, rel_tol=1e-9):
+            raise unequal_weights_error(f"run {result.key.run_id}", what)
+        yield result
+
+
 def summarize(results: Iterable[EvalResult]) -> dict[str, Any]:
     """Summarize results in one pass: the same figures as `report.summary` and `report.group_by`.
 
@@ -27,14 +48,16 @@ def summarize(results: Iterable[EvalResult]) -> dict[str, Any]:
     `mean_score` is the mean of the values, which lie between 0 and 1. The two differ only where metrics have weights.
     Means and pass rates are over samples: the repeats of a sample in an experiment of a run count together as one. `n`
     counts scored results and `errors` those that ended in an error; trials that were not run are left out. What is
-    undefined is None.
+    undefined is None. Stored results of live traces count as often as their weights say.
     """
     count = errors = 0
     mean = squares = 0.0
-    samples = SampleSums()
+    samples, weights = SampleSums(), dict[Hashable, float]()
     low, high = math.inf, -math.inf
     for result in results:
         sample = (result.key.run_id, result.experiment, result.sample_id)
+        if (weight := weight_of(result)) is not None:
+            weights[sample] = weight
         if result.score is None:
             if result.outcome != "not_run":
                 errors += 1
@@ -47,7 +70,7 @@ def summarize(results: Iterable[EvalResult]) -> dict[str, Any]:
         mean += step / count
         squares += step * (reward - mean)
         low, high = min(low, reward), max(high, reward)
-    found = sample_means(samples.shares())
+    found = sample_means(samples.shares((lambda sample: weights.get(sample, 1.0)) if weights else None))
     return describe(count, errors, found, squares, low, high)
 
 
@@ -60,6 +83,8 @@ def describe(
     high: float,
 ) -> dict[str, Any]:
     """Build the summary of results: `squares`, `low` and `high` are about their rewards."""
+    if means.reward_variance is not None:
+        squares = means.reward_variance * count
     return {
         "n": count,
         "mean": means.mean_reward,
@@ -137,6 +162,8 @@ class TotalsAnalysis:
     @property
     def mean_latency_ms(self) -> float | None:
         """The mean duration of the task, in milliseconds."""
+        if (means := self.totals.sample_means) is not None and means.mean_latency_ms is not None:
+            return means.mean_latency_ms
         return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
 
     @property

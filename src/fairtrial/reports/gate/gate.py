@@ -12,13 +12,15 @@ from fairtrial.base.formatting import margin_text
 from fairtrial.base.frozen import EMPTY, JSON, first_is
 from fairtrial.errors import ConfigurationError, StoreError
 from fairtrial.reports.compare.caveats import about_runs
-from fairtrial.reports.compare.compare import compare_columns, side_names
+from fairtrial.reports.compare.compare import compare_columns, side_names, with_fresh_samples
 from fairtrial.reports.compare.comparison import Comparison
+from fairtrial.reports.compare.looks import TestLooks, look_at, spent_alpha
 from fairtrial.reports.compare.pairing import ComparisonSettings, Pairs, pair
 from fairtrial.reports.compare.plan_check import check_gate
 from fairtrial.reports.figures.analysis_plan import PlanCheck, plan_of, plan_of_sides
+from fairtrial.reports.figures.broken_users import check_same_users
 from fairtrial.reports.figures.column_reader import read_columns
-from fairtrial.reports.figures.columns import Columns, hashable
+from fairtrial.reports.figures.columns import Columns, hashable, refuse_weighted
 from fairtrial.reports.figures.labels import Labels, LabelUse, attach_labels, label_use
 from fairtrial.reports.figures.metrics import (
     BUILT_IN,
@@ -129,11 +131,6 @@ def _margin(metric: str, value: float | None) -> str:
     return "none" if value is None else margin_text(value, percent=is_verdict(metric), relative=is_ratio(metric))
 
 
-def spent_alpha(alpha: float, attempt: int) -> float:
-    """Return the part of alpha for the k-th attempt, alpha/(k(k + 1)); all parts sum to alpha."""
-    return alpha / (attempt * (attempt + 1))
-
-
 type GateStatus = Literal["pass", "fail", "inconclusive"]
 
 _EXIT_CODES: Mapping[GateStatus, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
@@ -147,7 +144,8 @@ class GateResult(WithTestCases):
     `reasons` say why it did not pass, or what it passed on. `needed` is the largest number of samples that an open rule
     about all samples asks for; rules of slices have their own, in samples of the slice (`GateCheck.needed`).
     `missing_share` is the largest of any rule. `attempt` counts the gates of this code against this baseline. `plan`
-    says whether the rules are as planned before the first result; None without a plan.
+    says whether the rules are as planned before the first result; None without a plan. `looks` are those at the test
+    split that the gate is on, if any.
     """
 
     json_format: ClassVar[str] = "fairtrial.gate/1"
@@ -163,6 +161,7 @@ class GateResult(WithTestCases):
     comparison: Comparison | None = None
     attempt: int = 1
     plan: PlanCheck | None = None
+    looks: TestLooks | None = None
 
     @property
     def passed(self) -> bool:
@@ -263,7 +262,11 @@ def gate_sources(
     """
     rules.check_baseline(given=baseline is not None)
     sources = [candidate] if baseline is None else [candidate, baseline]
-    check = check_gate(plan_of_sides(sources[::-1]), rules, sources)
+    if not rules.other_users:
+        check_same_users(sources)
+    run_plan = plan_of_sides(sources[::-1])
+    plan = None if run_plan is None else run_plan.in_use
+    check = check_gate(run_plan, rules, sources)
     metrics = {*rules.metrics, *(() if labels is None else (labels.metric,)), PASSED}
     keys = tuple(dict.fromkeys(rule.by for rule in rules.slices))
     columns = [
@@ -272,17 +275,23 @@ def gate_sources(
     ]
     _check_metrics(rules, sources, columns)
     columns = attach_labels(sources, columns, labels)
-    attempt = GateAttempt()
+    attempt, looks = GateAttempt(), None
     if baseline is not None:
+        looks = look_at([baseline, candidate], rules.alpha, spends=plan is not None and plan.looks)
         trials = columns[0].count(SCORED, FAILED)
         attempt = count_attempts(candidate, baseline, trials, rules.all_margins, spends=rules.spend_alpha)
         if rules.spend_alpha:
             rules = replace(rules, alpha=spent_alpha(rules.alpha, attempt.number))
+        if looks is not None:  # Each attempt on a test split is a look, so that one of the two allows for both.
+            rules = replace(rules, alpha=min(rules.alpha, looks.spent))
     against = columns[1] if baseline is not None else None
     settings = ComparisonSettings(primary=None if check is None else check.primary)
     result = gate_columns(columns[0], rules, against, settings=settings, sources=sources)
-    warnings = (*about_runs(sources), *attempt.warnings, *result.warnings)
-    return replace(result, warnings=warnings, attempt=attempt.number, plan=check), attempt.note
+    if looks is not None and result.comparison is not None:
+        looks = with_fresh_samples(looks, result.comparison, _settings(rules, settings), columns[::-1])
+    about_looks = () if looks is None else looks.sentences
+    warnings = (*about_looks, *about_runs(sources), *attempt.warnings, *result.warnings)
+    return replace(result, warnings=warnings, attempt=attempt.number, plan=check, looks=looks), attempt.note
 
 
 def _check_metrics(rules: GateRules, sources: Sequence[ExperimentSource], columns: Sequence[Columns]) -> None:
@@ -308,14 +317,10 @@ def gate_columns(
     sources: Sequence[ExperimentSource] = (),
 ) -> GateResult:
     """Evaluate rules on columns: a pure function, except that `sources` locate the results."""
-    settings = replace(
-        settings or ComparisonSettings(),
-        alpha=rules.alpha,
-        lower_is_better=frozenset(rules.lower_is_better),
-        bounds=rules.bounds,
-        smallest_difference_that_matters=rules.smallest_difference_that_matters,
-        higher_is_better=frozenset(rules.higher_is_better),
-    ).declared_by(candidate, *([] if baseline is None else [baseline]))
+    refuse_weighted((candidate,), "a gate")
+    settings = _settings(rules, settings or ComparisonSettings()).declared_by(
+        candidate, *([] if baseline is None else [baseline])
+    )
     margins = [*rules.all_margins, *(name for rule in rules.slices for name in rule.all_margins)]
     for metric in margins:
         if settings.lower(metric) is None:
@@ -351,6 +356,17 @@ def gate_columns(
             *(_remarks(candidate) if comparison is None else comparison.candidates[0].warnings),
         ),
         comparison=comparison,
+    )
+
+
+def _settings(rules: GateRules, settings: ComparisonSettings) -> ComparisonSettings:
+    return replace(
+        settings,
+        alpha=rules.alpha,
+        lower_is_better=frozenset(rules.lower_is_better),
+        bounds=rules.bounds,
+        smallest_difference_that_matters=rules.smallest_difference_that_matters,
+        higher_is_better=frozenset(rules.higher_is_better),
     )
 
 

@@ -16,8 +16,9 @@ from fairtrial.reports.compare import caveats, pairing
 from fairtrial.reports.compare.compare import known_metrics, read_sides
 from fairtrial.reports.compare.comparison import Verdict
 from fairtrial.reports.figures import metrics
+from fairtrial.reports.figures.broken_users import check_same_users
 from fairtrial.reports.figures.column_reader import read_columns
-from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray
+from fairtrial.reports.figures.columns import Columns, FloatArray, IntArray, refuse_weighted
 from fairtrial.reports.leaderboard.table import (
     BaselineDifference,
     Leaderboard,
@@ -44,6 +45,7 @@ def leaderboard(
     smallest_difference_that_matters: float | Mapping[str, float] = metrics.SMALLEST_DIFFERENCE,
     bounds: Mapping[str, tuple[float, float] | None] = EMPTY,
     seed: int = 0,
+    other_users: bool = False,
 ) -> Leaderboard:
     """Rank systems that were run on the same samples, with rank intervals that hold for all of them together.
 
@@ -65,9 +67,13 @@ def leaderboard(
         smallest_difference_that_matters: A system whose difference from the baseline is smaller is as good as it.
         bounds: Ranges of metrics that do not declare theirs, such as {"f1": (0, 1)}; None for a metric without limits.
         seed: Of the random draws, so that the same data always give the same answer.
+        other_users: Rank runs whose conversations had other simulated users, too, which is refused otherwise.
     """
+    sources = [source for report in reports for source in sources_of(report)]
+    if not other_users:
+        check_same_users(sources)
     return rank_sources(
-        [source for report in reports for source in sources_of(report)],
+        sources,
         metric=metric,
         baseline=baseline,
         cluster=cluster,
@@ -155,6 +161,7 @@ def rank_columns(
 ) -> Leaderboard:
     """Rank columns, in each suite the same systems in the same order: a pure function of numbers."""
     everything = [side for sides in suites.values() for side in sides]
+    refuse_weighted(everything, "a leaderboard")
     names = [side.name for side in next(iter(suites.values()), ())]
     if len(names) < 2:
         raise ConfigurationError(
@@ -501,6 +508,7 @@ def mean_over_suites(
                 f"each dataset must be given once (got {name!r} twice)\nname one experiment of each suite"
             )
         columns = read_columns(source, metrics=(metric,))
+        refuse_weighted((columns,), "a mean over suites")
         settings = pairing.ComparisonSettings().declared_by(columns)
         bounds = settings.range_of(metric)
         scores = columns.scores(metric, "system", worst=settings.worst_of(metric))

@@ -16,7 +16,8 @@ def plan_document(plan: SamplePlan) -> Document:
     """Return the document of a plan."""
     title = f"plan for {plan.suite}" if plan.suite else "plan"
     answer, _, rest = plan.sentence.partition(": ")
-    return Document(title, (), (Conclusion(answer, rest, ""), _options(plan), Remarks(plan.assumptions)))
+    test = () if plan.test_split is None else (plan.test_split.sentence,)
+    return Document(title, (), (Conclusion(answer, rest, ""), _options(plan), Remarks((*test, *plan.assumptions))))
 
 
 def _options(plan: SamplePlan) -> Table:

@@ -12,11 +12,14 @@ import numpy as np
 from fairtrial import stats
 from fairtrial.base.formatting import count, duration, level, mean_text, money, rate, round_samples, size_text
 from fairtrial.base.frozen import first_is
+from fairtrial.data.session.events import PromptExecuted
+from fairtrial.data.session.session import restore_session
+from fairtrial.data.session.views import RecordedView, kind_of
 from fairtrial.errors import ConfigurationError
 from fairtrial.reports.compare.compare import side_names
 from fairtrial.reports.compare.verdicts import added_variance
 from fairtrial.reports.figures.column_reader import read_columns
-from fairtrial.reports.figures.columns import Columns
+from fairtrial.reports.figures.columns import Columns, refuse_weighted
 from fairtrial.reports.figures.metrics import (
     PASSED,
     SMALLEST_DIFFERENCE,
@@ -27,6 +30,7 @@ from fairtrial.reports.figures.metrics import (
     measured_metric,
 )
 from fairtrial.reports.plan.spread import HistorySide, Spread, fewest_units, spread_of
+from fairtrial.reports.plan.test_split import TestGain, TestSplit, next_test
 from fairtrial.reports.render.renderable import Renderable
 from fairtrial.reports.report import EvalReport, ExperimentReport, sources_of
 from fairtrial.store.protocol import Totals
@@ -38,6 +42,9 @@ REPEATS = (1, 3, 5)
 """The numbers of repeats that a plan answers for, unless told otherwise."""
 
 _DEFAULT_CONCURRENCY = 10
+_CALL = kind_of(PromptExecuted)
+_IN_BATCHES = frozenset({"openai", "anthropic"})
+_LOOKED_AT = 200  # Trials whose calls are counted.
 _MOST_SAMPLES = 10**12  # No plan names more; the search for a number ends at 2**50, which then would be taken for it.
 
 
@@ -67,7 +74,9 @@ class TrialCosts:
     """Mean tokens, time and cost of a trial in earlier runs; None if unknown.
 
     `complete` is False if some calls have no known price or were answered from a cache: a new run may cost more.
-    `priced` is False if there were calls and none has a known price.
+    `priced` is False if there were calls and none has a known price. `turns` is the largest number of calls of a trial,
+    one after the other, that `run --batch` would send in batches, of the trials that were looked at. `batched` is True
+    if they were sent in batches: then the costs are at half price.
     """
 
     trials: int
@@ -77,6 +86,8 @@ class TrialCosts:
     concurrency: int
     complete: bool
     priced: bool = True
+    turns: int = 0
+    batched: bool = False
 
 
 @first_is(str)
@@ -88,7 +99,8 @@ class SamplePlan(Renderable):
     samples there are. `between` and `within` are the variances of the difference between samples and between repeats of
     one; `within` is None if no earlier run has repeats. `unequal` is the share of samples on which the two sides are
     expected to disagree; None unless they pass or fail. `best_repeats` is the number of repeats at which the cost is
-    least, from the cost of a sample and of a trial.
+    least, from the cost of a sample and of a trial. `test_split` is what the test split can show, if the runs are on a
+    split of a dataset.
     """
 
     json_format: ClassVar[str] = "fairtrial.plan/1"
@@ -112,6 +124,7 @@ class SamplePlan(Renderable):
     costs: TrialCosts | None
     assumptions: tuple[str, ...]
     sentence: str
+    test_split: TestGain | None = None
 
     def document(self, cases: int) -> Document:
         """Return what is shown; a plan has no single trials, whatever `cases` is."""
@@ -216,13 +229,19 @@ def plan_sources(sources: Sequence[ExperimentSource], request: PlanRequest, clus
         for source, name in zip(sources, side_names(sources), strict=True)
     ]
     suite = sources[0].run.suite if sources else ""
-    return plan_columns(sides, request, suite=suite, costs=_costs(sources))
+    return plan_columns(sides, request, suite=suite, costs=_costs(sources), test=next_test(sources))
 
 
 def plan_columns(
-    sides: Sequence[HistorySide], request: PlanRequest, *, suite: str = "", costs: TrialCosts | None = None
+    sides: Sequence[HistorySide],
+    request: PlanRequest,
+    *,
+    suite: str = "",
+    costs: TrialCosts | None = None,
+    test: TestSplit | None = None,
 ) -> SamplePlan:
     """Plan from columns: a pure function. The observed difference is not used."""
+    refuse_weighted([side.columns for side in sides], "a plan")
     latest = sides[0].columns if sides else None
     if request.tests is None:
         graded = any(not _agree(side.columns) for side in sides) or (not sides and request.metric == VALUE)
@@ -268,7 +287,14 @@ def plan_columns(
         costs=costs,
         assumptions=tuple(assumptions),
         sentence=_sentence(chosen, request, present),
+        test_split=None if test is None else _gain(test, chosen.repeats, spread, unequal, request),
     )
+
+
+def _gain(test: TestSplit, repeats: int, spread: Spread, unequal: float | None, request: PlanRequest) -> TestGain:
+    look = replace(request, alpha=test.alpha(request.alpha))
+    _, detectable = _by_pairs(repeats, spread, unequal, look, test.samples)
+    return test.gain(request.metric, request.alpha, request.power, repeats, detectable)
 
 
 def _agree(columns: Columns) -> bool:
@@ -434,12 +460,21 @@ def _about_costs(costs: TrialCosts | None) -> list[str]:
     ]
     if not parts:
         return []
-    line = (
+    lines = [
         f"A trial takes {', '.join(parts)} (mean of {count(costs.trials, 'trial')}); {costs.concurrency} run at once."
-    )
+    ]
     if costs.cost_usd is not None and not costs.complete:
-        return [line, "Some calls had no known price or came from a cache: a new run may cost more."]
-    return [line] if costs.priced else [line, "The price of its calls is not known."]
+        lines.append("Some calls had no known price or came from a cache: a new run may cost more.")
+    elif not costs.priced:
+        lines.append("The price of its calls is not known.")
+    if costs.turns:
+        calls = "a call" if costs.turns == 1 else f"up to {count(costs.turns, 'call')}, each after the one before,"
+        batches, days = count(costs.turns, "batch", "batches"), count(costs.turns, "day")
+        if costs.batched:
+            lines.append(f"These costs are of batches: trials of {calls} wait for {batches}, at most {days}.")
+        else:
+            lines.append(f"With --batch, trials of {calls} wait for {batches}: half the price, in at most {days}.")
+    return lines
 
 
 def _about_test(request: PlanRequest) -> str:
@@ -468,4 +503,27 @@ def _costs(sources: Sequence[ExperimentSource]) -> TrialCosts | None:
         concurrency=concurrency if isinstance(concurrency, int) and concurrency > 0 else _DEFAULT_CONCURRENCY,
         priced=bool(priced) or not any(one.unpriced_calls or one.unpriced_judge_calls for one in totals),
         complete=not any(one.unpriced_calls or one.unpriced_judge_calls or one.cache_hits for one in totals),
+        turns=_turns(sources[0]),
+        batched=sources[0].run.noted.batches is not None,
     )
+
+
+def _turns(source: ExperimentSource) -> int:
+    """Return the largest number of turns with calls that can be sent in batches, of trials spread over a run."""
+    run_id, done = source.run.run_id, source.store.done(source.run.run_id)
+    stored = [ordinal for ordinal in range(source.run.planned) if done[ordinal >> 3] >> (ordinal & 7) & 1]
+    looked_at = stored[:: math.ceil(len(stored) / _LOOKED_AT) or 1]
+    snapshots = (source.store.snapshot(run_id, ordinal) for ordinal in looked_at)
+    return max((_turns_in(restore_session(one).everything()) for one in snapshots if one is not None), default=0)
+
+
+def _turns_in(session: RecordedView) -> int:
+    """Return the largest number of calls of which each began after the one before had ended."""
+    turns, last_end = 0, -math.inf
+    for event in session.envelopes:  # Calls are recorded when they end.
+        if event.kind == _CALL and event.data["adapter"] in _IN_BATCHES:
+            took = ((event.data.get("duration_ms") or 0.0) + (event.data.get("waited_ms") or 0.0)) / 1000
+            # The clock of the events may be adjusted while a call waits for hours.
+            if event.time - took >= last_end - took / 1000 - 0.001:
+                turns, last_end = turns + 1, event.time
+    return turns

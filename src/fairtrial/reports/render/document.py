@@ -102,6 +102,14 @@ class Remarks:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """A text of several lines under a caption, to be read or copied as a whole."""
+
+    caption: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
     """A drawing: SVG with escaped text. Only HTML shows it; a table has the same figures."""
 
@@ -110,11 +118,21 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureFact:
+    """A picture under its name: its bytes if they are recognised as those of `media_type`, or why it is not shown."""
+
+    name: str
+    media_type: str = ""
+    content: bytes = b""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialDetails:
     """The details of one trial: title, outcome, and labelled texts.
 
-    Pages also have what can be filtered by (`result` and `experiment`), a glance at input and output, and texts that
-    are folded until they are asked for.
+    Pages also have what can be filtered by (`result` and `experiment`), a glance at input and output, pictures, and
+    texts that are folded until they are asked for.
     """
 
     title: str
@@ -125,6 +143,7 @@ class TrialDetails:
     experiment: str = ""
     glance: tuple[str, str] | None = None
     folded: tuple[tuple[str, str], ...] = ()
+    pictures: tuple[PictureFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +218,7 @@ class Heading:
     about: tuple[str, ...] = ()
 
 
-type Block = Table | Conclusion | Remarks | Plot | Cases | TrialGroups | Details | Heading
+type Block = Table | Conclusion | Remarks | Passage | Plot | Cases | TrialGroups | Details | Heading
 
 
 @dataclass(frozen=True, slots=True)

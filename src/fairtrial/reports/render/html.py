@@ -1,7 +1,7 @@
 """Render a document as one self-contained web page, or as an HTML fragment for a notebook.
 
-Everything is escaped, and a content security policy stands behind the escaping: no images, no fonts, no frames, no
-requests; the one style sheet and the one script are allowed by their hashes.
+Everything is escaped, and a content security policy stands behind the escaping: no fonts, no frames, no requests;
+pictures are part of the page, and its one style sheet and one script are allowed by their hashes.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ linear-gradient(to right,var(--paper) 40%,transparent) 0 0/40px 100% no-repeat l
 linear-gradient(to left,var(--paper) 40%,transparent) 100% 0/40px 100% no-repeat local,
 linear-gradient(to right,var(--rule),transparent) 0 0/12px 100% no-repeat scroll,
 linear-gradient(to left,var(--rule),transparent) 100% 0/12px 100% no-repeat scroll}
+.ft img{display:block;max-width:100%;max-height:420px;box-sizing:border-box;border:1px solid var(--rule);
+background:repeating-conic-gradient(#fff 0 25%,#e7e7e7 0 50%) 0 0/16px 16px}
 .ft .filter{position:sticky;top:0;background:var(--paper);padding:8px 0;border-bottom:1px solid var(--rule);
 display:flex;flex-wrap:wrap;gap:8px;align-items:center}.ft .filter[hidden],.ft .trial[hidden]{display:none}
 .ft .filter input,.ft .filter select{font:inherit;color:inherit;background:var(--soft);border:1px solid var(--rule);
@@ -125,8 +127,8 @@ SCRIPT = """
 """Lets the keyboard reach what scrolls; filters trials by result, experiment and words. It only reads the page."""
 _SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
-    f"default-src 'none'; style-src 'sha256-{_HASH}'; script-src 'sha256-{_SCRIPT_HASH}'; base-uri 'none'; "
-    "form-action 'none'"
+    f"default-src 'none'; style-src 'sha256-{_HASH}'; script-src 'sha256-{_SCRIPT_HASH}'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
 )
 """The content security policy of every page."""
 
@@ -203,6 +205,8 @@ def _block(block: doc.Block) -> Iterator[str]:
         case doc.Remarks():
             if block.lines:
                 yield "<ul>\n" + "".join(f"<li>{escaped(line)}</li>\n" for line in block.lines) + "</ul>\n"
+        case doc.Passage():
+            yield f"<h2>{escaped(block.caption)}</h2>\n{_pre(block.text, limit=None)}\n"
         case doc.Plot():
             yield f"<h2>{escaped(block.caption)}</h2>\n<figure>{block.svg}</figure>\n"
         case doc.Cases():
@@ -366,6 +370,7 @@ def _case(case: doc.TrialDetails) -> str:
         f"<dt></dt><dd><details><summary>{escaped(label)}</summary>{_pre(text, limit=None)}</details></dd>"
         for label, text in case.folded
     )
+    inside += "".join(map(_picture, case.pictures))
     head = f'<span class="{case.tone}">{escaped(case.outcome)}</span> <span>{escaped(case.title)}</span>'
     if case.glance is None:
         return f"<details><summary>{head}</summary><dl>{inside}</dl></details>\n"
@@ -374,6 +379,15 @@ def _case(case: doc.TrialDetails) -> str:
         f'<details class="trial" data-result="{escaped(case.result)}" data-experiment="{escaped(case.experiment)}">'
         f"<summary>{head}{seen}</summary><dl>{inside}</dl></details>\n"
     )
+
+
+def _picture(picture: doc.PictureFact) -> str:
+    problem = f' <span class="unsure">{escaped(picture.problem)}</span>' if picture.problem else ""
+    image = ""
+    if picture.content:
+        data = base64.b64encode(picture.content).decode()
+        image = f'<img alt="{escaped(picture.name, 80)}" src="data:{escaped(picture.media_type)};base64,{data}">'
+    return f"<dt>picture {escaped(picture.name, 80)}{problem}</dt><dd>{image}</dd>"
 
 
 def _fact(label: str, text: str) -> str:

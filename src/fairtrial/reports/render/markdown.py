@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from fairtrial.reports.render import document as doc
-from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.render.safe_text import lines, plain
 
 _BREAK = "\u200b"  # A zero-width character that prevents GitHub and GitLab from creating links.
 _MARKUP = "\\`*_[]|~$"  # The backslash first: the others are escaped with one.
@@ -77,6 +77,10 @@ def _block(block: doc.Block) -> Iterator[str]:
         case doc.Remarks():
             for remark in block.lines:
                 yield f"- {_opening(remark)}"
+        case doc.Passage():
+            text = lines(block.text)
+            fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+            yield from (f"**{escaped(block.caption)}**", "", fence, text, fence)
         case doc.Cases():
             yield from _cases(block)
         case doc.TrialGroups():

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fairtrial.base.frozen import EMPTY
 from fairtrial.reports.render.document import Bar
 from fairtrial.reports.render.safe_text import plain
 
@@ -63,6 +64,33 @@ class Distribution:
     mean: float | None
     start: float = 0.0
     end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimePoint:
+    """A figure at a place in time: neighbours of the same line are joined; without a bar it has only its marks.
+
+    `changes` are what changed since the point before, `states` what is to be said of this one: texts by name, each name
+    a row below the plot.
+    """
+
+    place: int
+    name: str
+    bar: Bar | None
+    words: str
+    line: str = ""
+    changes: Mapping[str, str] = EMPTY
+    states: Mapping[str, str] = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBand:
+    """A period of time behind the points, with both ends."""
+
+    first: int
+    last: int
+    name: str
+    bad: bool = False
 
 
 def intervals(rows: Sequence[IntervalRow], title: str, *, percent: bool = True, alone: bool = False) -> str:
@@ -157,6 +185,99 @@ def distributions(panels: Sequence[Distribution], title: str, *, alone: bool = F
             parts.append(f'<line class="mean" x1="{x}" x2="{x}" y1="{top - 6}" y2="{top + tall}"/>')
     description = "; ".join(f"{panel.name}: {sum(panel.counts)} scores, mean {panel.mean}" for panel in shown)
     return _svg(title, description, height, parts, left_out=len(panels) - len(shown), alone=alone)
+
+
+_EARLY, _LATE = 92, 750  # Left and right edges of time.
+_TALL = 170
+_APART = 78  # Between the names of points.
+_WIDEST = 60  # Place of a point.
+
+
+def percent(share: float) -> str:
+    """Return a tick of a scale of rates."""
+    return f"{100 * share:g}%"
+
+
+def timeline(
+    points: Sequence[TimePoint], title: str, *, label: Callable[[float], str] = percent, bands: Sequence[TimeBand] = ()
+) -> str:
+    """Draw figures with their intervals from left to right, and below them what changed in between."""
+    start = min(point.place for point in points)
+    step = min(_WIDEST, (_LATE - _EARLY) / (max(point.place for point in points) - start + 1))
+    top = 26 if bands else 12
+    bottom = top + _TALL
+    bar = next((point.bar for point in points if point.bar is not None), Bar(0, 0, 0))
+    rows = list(dict.fromkeys([name for one in points for name in one.changes] + [n for p in points for n in p.states]))
+    height = bottom + 30 + 18 * len(rows)
+    spread = [_EARLY + step * (point.place - start + 0.5) for point in points]
+    for at, same in enumerate(spread):
+        spread[at] += 7 * spread[:at].count(same)  # Points at one place, such as those of two datasets.
+    parts = [part for band in bands for part in _band(band, start, step, top, bottom)]
+    for tick in _ticks(bar.start, bar.end):
+        y = bottom - _TALL * bar.place(tick)
+        parts.append(f'<line class="rule" x1="{_EARLY}" x2="{_LATE}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(_EARLY - 8, y + 4, label(tick), css_class="muted", anchor="end"))
+    for at, name in enumerate(rows):
+        parts += _row_of_marks(name, bottom + 36 + 18 * at, points, spread, step)
+    named = -math.inf
+    for at, (x, point) in enumerate(zip(spread, points, strict=True)):
+        before = x - step / 2
+        if point.changes:
+            parts.append(f'<line class="zero" x1="{before:.1f}" x2="{before:.1f}" y1="{top}" y2="{height - 6}" '
+                         'stroke-dasharray="3 3"/>')  # fmt: skip
+        if at and point.bar is not None:
+            parts += _joint(points[at - 1], point, spread[at - 1], x, bottom)
+        parts.append(f"<g><title>{html.escape(plain(f'{point.name}: {point.words}', limit=300))}</title>")
+        if point.bar is not None:
+            low, mean, high = (
+                bottom - _TALL * point.bar.place(v) for v in (point.bar.low, point.bar.mean, point.bar.high)
+            )
+            parts.append(f'<line class="span" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
+            parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{mean:.1f}" r="{min(4.5, max(2, step / 2)):.1f}"/>')
+        parts.append("</g>")
+        if x - named >= _APART:
+            parts.append(_text(x, bottom + 18, point.name, css_class="muted", anchor="middle", limit=12))
+            named = x
+    description = "; ".join(f"{point.name}: {point.words}" for point in points)
+    return _svg(title, description, height, parts, left_out=0, alone=False)
+
+
+def _row_of_marks(
+    name: str, y: float, points: Sequence[TimePoint], spread: Sequence[float], step: float
+) -> Iterator[str]:
+    """Mark changes between points, and states at them, with their texts where there is room."""
+    yield _text(_EARLY - 8, y + 4, name, anchor="end")
+    marks = [
+        (x - step / 2, True, one.changes[name]) for x, one in zip(spread, points, strict=True) if name in one.changes
+    ]
+    marks += [(x, False, one.states[name]) for x, one in zip(spread, points, strict=True) if name in one.states]
+    for at, (x, changed, words) in enumerate(marks):
+        title = f"<title>{html.escape(plain(f'{name}: {words}', limit=300))}</title>"
+        if changed:
+            yield f'<path class="loss" d="M{x:.1f} {y - 5}l5 5l-5 5l-5 -5z">{title}</path>'
+        else:
+            yield f'<circle class="zero" fill="none" cx="{x:.1f}" cy="{y}" r="4">{title}</circle>'
+        room = int(((marks[at + 1][0] if at + 1 < len(marks) else _WIDTH) - x - 16) / 6.5)
+        if room >= min(8, len(words)):
+            yield _text(x + 9, y + 4, words, css_class="muted", limit=room)
+
+
+def _band(band: TimeBand, start: int, step: float, top: float, bottom: float) -> Iterator[str]:
+    left, width = _EARLY + step * (band.first - start), step * (band.last - band.first + 1)
+    kind = "loss" if band.bad else "bin"
+    yield (
+        f'<rect class="{kind}" fill-opacity=".13" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{bottom - top}">'
+        f"<title>{html.escape(plain(band.name))}</title></rect>"
+    )
+    yield _text(left, top - 8, band.name, css_class="muted")
+
+
+def _joint(before: TimePoint, point: TimePoint, x1: float, x2: float, bottom: float) -> Iterator[str]:
+    """Join two points, unless something is missing between them or they are not of the same line."""
+    neighbours = before.line == point.line and point.place - before.place == 1
+    if neighbours and before.bar is not None and point.bar is not None:
+        y1, y2 = (bottom - _TALL * bar.place(bar.mean) for bar in (before.bar, point.bar))
+        yield f'<line class="zero" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
 class _Scale:

@@ -11,6 +11,7 @@ from fairtrial.base import formatting
 from fairtrial.base.codec import dumps, to_json
 from fairtrial.data.sample import Sample
 from fairtrial.data.session.events import CUT_OFF_REASONS
+from fairtrial.data.session.views import JUDGE, USER
 from fairtrial.errors import StoreError
 from fairtrial.trials.result import EvalResult
 
@@ -79,7 +80,8 @@ def session_lines(result: EvalResult) -> Iterator[tuple[float, str, str, str]]:
     attempts = len({event.attempt for event in recorded}) > 1
     for event in recorded:
         label, body, style = event_text(event)
-        marks = " (judge)" if event.actor == "judge" else ""
+        by_user = event.actor == USER and not event.kind.endswith(":ChatMessage")
+        marks = " (judge)" if event.actor == JUDGE else " (user)" if by_user else ""
         marks += f" (attempt {event.attempt})" if attempts else ""
         yield event.time - recorded[0].time, f"{label}{marks}", body, style
 
@@ -111,6 +113,18 @@ def event_text(event: Any) -> tuple[str, str, str]:
     if kind == "AgentEnded" and data.keys() >= {"reason", "turns"}:
         detail = f": {data['detail']}" if data.get("detail") else ""
         return "ended", f"{data['reason']} after {formatting.count(data['turns'], 'turn')}{detail}", "dim"
+    if kind == "ConversationEnded" and data.keys() >= {"reason", "turns"}:
+        by = {"turns": "its limit", "state": "the state of the environment"}.get(
+            data["reason"], f"the {data['reason']}"
+        )
+        detail = f": {data['detail']}" if data.get("detail") else ""
+        return "conversation", f"ended by {by} after {formatting.count(data['turns'], 'turn')}{detail}", "dim"
+    if kind == "UserBriefed" and "goal" in data:
+        parts = (("goal", data["goal"]), ("persona", data.get("persona")), ("knows", data.get("knows")))
+        texts = ((name, "\n" + text if "\n" in text else " " + text) for name, text in parts if text)
+        return "brief", "\n".join(f"{name}:{text}" for name, text in texts), "dim"
+    if kind == "UserChecked" and "broken" in data:
+        return "checked", f"broken: {data.get('reason')}" if data["broken"] else "the user kept to its brief", "dim"
     return kind, json.dumps(data, ensure_ascii=False), "dim"
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fairtrial.base.formatting import AS_WIDE
 from fairtrial.reports.render import document as doc
-from fairtrial.reports.render.safe_text import plain
+from fairtrial.reports.render.safe_text import lines, plain
 
 WIDTH = 80
 """How wide text is that no terminal shows."""
@@ -130,6 +130,11 @@ def _block(block: doc.Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
         case doc.Remarks():
             for remark in block.lines:
                 yield from _paragraph(remark, width, hanging=2)
+        case doc.Passage():
+            yield Text(plain(block.caption), style="bold")
+            for row in lines(block.text).split("\n"):
+                for line in list(_paragraph(row, width - 2)) or [Text("")]:
+                    yield Text("  ") + line
         case doc.Cases():
             yield from _cases(block, width)
         case doc.TrialGroups():

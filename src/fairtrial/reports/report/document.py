@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fairtrial.base import formatting
+from fairtrial.data.splits import FAILURES
 from fairtrial.reports.figures.analysis_plan import check_run
+from fairtrial.reports.figures.broken_users import BrokenUsers
 from fairtrial.reports.figures.error_groups import read_error_groups
 from fairtrial.reports.figures.estimates import SHOWN_QUANTILES, Estimate
 from fairtrial.reports.figures.figures import Figures
@@ -39,11 +41,13 @@ from fairtrial.reports.render.document import (
 from fairtrial.reports.render.safe_text import plain, shown
 from fairtrial.reports.report.answer import MAIN_FIGURES, ReportAnswer, find_answer
 from fairtrial.reports.report.remarks import (
+    CHOSEN_FAILURES,
     TITLES,
     adaptive_remarks,
     bar,
     history_remarks,
     history_table,
+    sampling_remarks,
     span,
     title_of,
     type_remarks,
@@ -167,18 +171,20 @@ def _short_title(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
     total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
     trials = "" if total == planned else f", {total:,} of {planned:,} trials"
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    return f"{_title(run)}: {_samples(run)}{repeats}{trials}, scored by {plain(run.evaluator, limit=_NAME)}"
+
+
+def _samples(run: RunRecord) -> str:
+    split = run.noted.split
     samples = formatting.count(run.dataset_size, "sample")
-    return f"{_title(run)}: {samples}{repeats}{trials}, scored by {plain(run.evaluator, limit=_NAME)}"
+    return samples if split is None else f"{samples} of split {plain(split.name, limit=_NAME)}"
 
 
 def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
     total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
     dataset, evaluator = plain(run.dataset_name, limit=_NAME), plain(run.evaluator, limit=_NAME)
-    return (
-        f"dataset {dataset} ({formatting.count(run.dataset_size, 'sample')}), {total:,} of {planned:,} trials"
-        f"{repeats}, scored by {evaluator}"
-    )
+    return f"dataset {dataset} ({_samples(run)}), {total:,} of {planned:,} trials{repeats}, scored by {evaluator}"
 
 
 def _names(figures: Mapping[str, Figures], shown: Sequence[str] = ()) -> list[str]:
@@ -352,15 +358,16 @@ def _label(name: str, criteria: Sequence[str]) -> str:
 
 
 def _counts(parts: Sequence[ExperimentReport]) -> Table:
-    """Return the table of trials by outcome; dead letters only if there are any."""
-    lost = any(part.errors.get("dead_letter") for part in parts)
+    """Return the table of trials by outcome; dead letters and broken users only if there are any."""
+    rare = {"dead_letter": "dead\nletters", "user_error": "broken\nusers"}
+    seen = [outcome for outcome in rare if any(part.errors.get(outcome) for part in parts)]
     columns = [
         Column("trials", "left", name=True),
         *(Column(title) for title in ("planned", "scored", "task\nerrors", "scorer\nerrors", "timeouts")),
-        *([Column("dead\nletters")] if lost else []),
+        *(Column(rare[outcome]) for outcome in seen),
         Column("not\nrun"),
     ]
-    kinds = [outcome for outcome in ERRORS if outcome != "dead_letter" or lost]
+    kinds = [outcome for outcome in ERRORS if outcome not in rare or outcome in seen]
     rows = [
         (
             part.name,
@@ -433,9 +440,10 @@ def reach(estimate: Estimate) -> str:
 def _costs(parts: Sequence[ExperimentReport]) -> Table:
     judged = any(part.totals.judge_cost_usd is not None or part.totals.unpriced_judge_calls for part in parts)
     cached = any(part.cache_hits for part in parts)
+    users = any(part.run.noted.users for part in parts)
     titles = [
         *("slowest\ntrial", "tokens"),
-        *(("task\ncost", "judge\ncost") if judged else ("cost",)),
+        *(("task\ncost", "judge, user\ncost" if users else "judge\ncost") if judged else ("cost",)),
         *(("from\ncache",) if cached else ()),
     ]
     rows = [
@@ -475,9 +483,20 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) -
         yield False, "With errors as failures, the figures are the same."
     if scored and "mean_score" in repeated:
         yield False, "The mean score has the same figures as the pass rate."
+    if run.noted.split is not None and run.noted.split.name == FAILURES:
+        yield True, CHOSEN_FAILURES
     yield from adaptive_remarks(run)
+    yield from sampling_remarks(run)
+    batches = run.noted.batches
+    if batches is not None and batches.replies:
+        calls = "1 model call was" if batches.replies == 1 else f"{batches.replies:,} model calls were"
+        yield False, f"{calls} answered in batches at half price, for {formatting.cost(batches.cost_usd, 0)}."
     if run.repeats > 1:
         yield False, "Repeats of one sample are not independent, so they do not count as more samples."
+    for part in parts:
+        if (told := BrokenUsers.of(part.totals).remark()) is not None:
+            warns, text = told
+            yield warns, text if len(parts) == 1 else f"{part.name}: {text}"
     by_remark: dict[tuple[bool, str], list[str]] = {}
     for part in parts:
         for told in _figure_remarks(part.figures):
@@ -506,6 +525,11 @@ def _warnings(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) 
     for name, number in sorted(unknown.items()):
         answers = "1 answer" if number == 1 else f"{number:,} answers"
         yield f"{answers} ended with the unknown reason {plain(name)!r}: counted as complete."
+    batches = run.noted.batches
+    if batches is not None and batches.unused:
+        replies = "1 reply of a batch was" if batches.unused == 1 else f"{batches.unused:,} replies of batches were"
+        cost = formatting.cost(batches.unused_cost_usd, 0)
+        yield f"{replies} paid and not used ({cost}): when their trials were executed again, they made other calls."
     if run.status == "unscored":
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
         trials, them = formatting.count(count, "trial"), "it" if count == 1 else "them"

@@ -171,8 +171,8 @@ class ExperimentReport(TotalsAnalysis, RunReport):
         found = self.store.metric_totals(self.run.run_id).get(self.name, {})
         if not found and self.mean_score is not None:
             return {self.run.evaluator: self.mean_score}
-        # A sample may lack the metric in some of its trials, and some samples may not be in the figures.
-        if self.run.repeats > 1 or self.run.noted.is_adaptive:
+        # A sample may lack the metric in some of its trials, have a weight, or not be in the figures.
+        if self.run.repeats > 1 or self.run.noted.is_adaptive or self.run.noted.sampling is not None:
             means = {estimate.name: estimate.value for estimate in self.estimates}
             return {name: mean for name in found if (mean := means.get(name)) is not None}
         return {name: totals.mean for name, totals in found.items()}

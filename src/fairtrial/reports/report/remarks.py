@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
 from fairtrial.base import formatting
-from fairtrial.base.formatting import change_text, count, range_text, rate
+from fairtrial.base.formatting import change_text, count, listed, money, range_text, rate
 from fairtrial.errors import FairtrialError
 from fairtrial.reports.figures.estimates import Estimate
 from fairtrial.reports.figures.figures import Figures
@@ -54,6 +55,29 @@ def adaptive_remarks(run: RunRecord) -> Iterator[tuple[bool, str]]:
         beyond = count(note.beyond, "result")
         are = "is" if note.beyond == 1 else "are"
         yield True, f"{beyond} after those samples {are} stored, but not in these figures."
+
+
+def sampling_remarks(run: RunRecord) -> Iterator[tuple[bool, str]]:
+    """Yield how the live traces of a run were sampled, and whether it warns."""
+    note = run.noted.sampling
+    if note is None:
+        return
+    strata = "".join(f", {plain(one)}" for one in note.strata)
+    shown = f"Live traces of {note.day}, sampled at {note.sample:g}{strata}"
+    yield True, f"{shown}: rates and means are those of all traces, each trial weighted by 1 over its chance."
+    if note.rates:
+        last_at, factor = note.rates[-1]
+        moment = f"{datetime.fromtimestamp(last_at, UTC):%H:%M} UTC"
+        if factor:
+            budget, times = money(note.max_cost_usd or 0.0), count(len(note.rates), "time")
+            lowered = f"To stay within {budget} a day, the shares were lowered {times}"
+            yield False, f"{lowered}, at {moment} to {rate(factor)} of what they were; the weights allow for it."
+        else:
+            yield True, f"The budget was spent at {moment}: the figures are those of the traces until then."
+    numbers = ((note.incomplete, "incomplete"), (note.too_large, "too large"), (note.unstorable, "not storable"))
+    left_out = [f"{number:,} {what}" for number, what in numbers if number]
+    if left_out:
+        yield True, f"Sampled traces that were left out: {listed(left_out)}."
 
 
 TITLES = {
@@ -122,6 +146,12 @@ def history_remarks(figure: Figures) -> Iterator[str]:
     for reason, names in reasons.items():
         every = len(names) == sum(one.history is not None for one in figure.estimates)
         yield f"The history is not used{'' if every else ' for ' + ', '.join(names)}. {reason}"
+
+
+CHOSEN_FAILURES = (
+    "These samples were chosen because a run failed them: their pass rate says nothing about the system. Compare two "
+    "later runs on them."
+)
 
 
 _READ_FAILURES = 200  # With one that differs in more than its type, the first, no other is read.

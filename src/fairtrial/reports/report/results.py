@@ -19,6 +19,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.data.session.session import Session
 from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
+from fairtrial.reports.figures.summaries import equally_weighted
 from fairtrial.reports.render.renderable import Renderable
 from fairtrial.store.export import ExportColumns, cell_text
 from fairtrial.store.memory import MemoryStore
@@ -38,7 +39,7 @@ def store_results(
     results: Iterable[EvalResult[Any]], *, run_id: str, dataset_name: str, config: EvalConfig | None
 ) -> tuple[RunStore, RunRecord]:
     """Store results as a new run in memory."""
-    chosen = tuple(results)
+    chosen = tuple(equally_weighted(results, "a report of selected results"))
     places: dict[str, int] = {}
     samples: list[Sample[Any, Any]] = []
     for result in chosen:

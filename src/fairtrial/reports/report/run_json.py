@@ -77,6 +77,7 @@ def _part(part: ExperimentReport) -> dict[str, Any]:
             "scorer_error": part.errors.get("scorer_error", 0),
             "timeout": part.errors.get("timeout", 0),
             "dead_letter": part.errors.get("dead_letter", 0),
+            "user_error": part.errors.get("user_error", 0),
             "not_run": part.not_run,
         },
         "errors": [asdict(group) for group in read_error_groups(part.store, part.run.run_id, part.name)[:_ERROR_GROUPS]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import chain, islice, tee
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.base import formatting
@@ -11,6 +12,7 @@ from fairtrial.base.codec import to_json
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
 from fairtrial.reports.figures.metrics import ERRORS
 from fairtrial.reports.render import document
+from fairtrial.reports.render.pictures import attachments_of, pictures_of_page
 from fairtrial.reports.render.safe_text import envelopes, sample_of, sample_title, session_lines, shown
 from fairtrial.reports.report.run_json import moment, tokens_of
 from fairtrial.scoring.score import Metric, Score
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fairtrial.reports.report.results import TrialRows
 
 _PAGE_CHARACTERS = 12_000_000
+_PAGE_PICTURE_BYTES = 20 << 20
 _SESSION_CUT = 20_000
 _GLANCE = 160
 _CUT = 4_000
@@ -62,20 +65,37 @@ def all_trials(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport
         f"Trials{first}",
         total,
         min(limit, total),
-        _bounded(islice(results, limit), run, several=len(parts) > 1),
+        _bounded(store, islice(results, limit), run, several=len(parts) > 1),
         filter=True,
         others=f"fairtrial export {run.name} --format jsonl has all of them.",
     )
 
 
-def _bounded(results: Iterable[EvalResult], run: RunRecord, *, several: bool) -> Iterator[document.TrialDetails]:
-    """Yield trials until their texts reach the size limit of a page."""
-    room = _PAGE_CHARACTERS
-    for details in _read(results, run, several=several, whole=True):
+def _bounded(
+    store: RunStore, results: Iterable[EvalResult], run: RunRecord, *, several: bool
+) -> Iterator[document.TrialDetails]:
+    """Yield trials, with their pictures, until their texts reach the size limit of a page."""
+    room, picture_room = _PAGE_CHARACTERS, _PAGE_PICTURE_BYTES
+    first, second = tee(results)
+    for result, details in zip(first, _read(second, run, several=several, whole=True), strict=True):
         room -= sum(len(text) for _, text in (*details.facts, *details.folded))
         if room < 0:
             return
-        yield details
+        pictures = tuple(_pictures(store, result, picture_room))
+        picture_room -= sum(len(picture.content) for picture in pictures)
+        yield replace(details, pictures=pictures) if pictures else details
+
+
+def _pictures(store: RunStore, result: EvalResult, room: int) -> Iterator[document.PictureFact]:
+    for file, state, content in pictures_of_page(store, attachments_of(result)):
+        name = file.name or file.sha256[:12]
+        if state.picture is None:
+            yield document.PictureFact(name, problem=state.problem)
+        elif len(content) > room:
+            yield document.PictureFact(name, problem="not shown: the page has too many pictures")
+        else:
+            room -= len(content)
+            yield document.PictureFact(name, state.picture.media_type, content, state.problem)
 
 
 def _read(

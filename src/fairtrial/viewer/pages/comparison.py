@@ -51,9 +51,11 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
     """Show the comparison of two experiments."""
     baseline, candidate = await _sides(viewer, request)
     by, kind = request.query_params.get("by", ""), request.query_params.get("kind", "")
+    other_users = request.query_params.get("other_users") == "1"
+    kept = [("other_users", "1")] if other_users else []
     job = {
         "job": "compare", "a": baseline.run.run_id, "a_experiment": baseline.experiment, "b": candidate.run.run_id,
-        "b_experiment": candidate.experiment, "by": by,
+        "b_experiment": candidate.experiment, "by": by, "other_users": other_users,
     }  # fmt: skip
     state = (await viewer.state_of(baseline.run), await viewer.state_of(candidate.run))
     found = await viewer.workbench.answer(job, state)
@@ -78,7 +80,7 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
         request, "compare.html", title=found["title"], about=found["about"], report=Html(found["html"]), rows=rows,
         counts=found["counts"], kind=kind, kinds=CHANGES, names=names, by=by, keys=keys, start=start,
         following=start + _ON_A_PAGE if start + _ON_A_PAGE < len(flips) else 0,
-        swapped=links.compare(names[1], names[0]), runs=(baseline.run, candidate.run),
+        swapped=links.compare(names[1], names[0], kept), kept=kept, runs=(baseline.run, candidate.run),
     )  # fmt: skip
 
 

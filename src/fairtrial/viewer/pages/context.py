@@ -7,12 +7,12 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl
 
 import jinja2
@@ -28,10 +28,12 @@ from fairtrial.reports.figures.metrics import run_totals
 from fairtrial.reports.render.html import page_style
 from fairtrial.reports.render.safe_text import plain
 from fairtrial.reports.run_names import RunName, find_run
+from fairtrial.reports.search.search import search_of
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
-from fairtrial.viewer.access import Access, Visitor
+from fairtrial.trials.result import EvalResult
+from fairtrial.viewer.access import Access, Permission, Visitor
 from fairtrial.viewer.question import Links, Question, from_segment
 from fairtrial.viewer.review import Reservations, ReviewMember
 from fairtrial.viewer.text import shown
@@ -48,10 +50,15 @@ _SHARE = 20  # Reading takes at most a twentieth of the time.
 
 
 class LiveStreams:
-    """Counts the open streams, and ends them when the server ends."""
+    """Counts the open streams, and ends them when the server ends.
 
-    def __init__(self) -> None:
+    Args:
+        longest: The seconds after which a browser must ask again: its session may have ended, or its role.
+    """
+
+    def __init__(self, longest: float = 60.0) -> None:
         self.open = 0
+        self._longest = longest
         self._closed = asyncio.Event()
 
     @property
@@ -67,9 +74,10 @@ class LiveStreams:
         """Yield an event whenever what `read` returns has changed; ends after a status other than "running"."""
         self.open += 1
         last, quiet_since = "", time.monotonic()
+        end = quiet_since + self._longest
         try:
             yield b"retry: 2000\n\n"
-            while not self._closed.is_set():
+            while not self._closed.is_set() and time.monotonic() < end:
                 began = time.monotonic()
                 state = await read()
                 took = time.monotonic() - began
@@ -98,6 +106,8 @@ _THREADS = 4
 _KEPT_TOTALS = 200
 _KEPT_COUNTS = 200
 _KEPT_REVIEWS = 50
+SHOWN_COMMENTS = 200
+"""How many comments a page shows, the last ones."""
 SCRIPTS = ("review.js", "keys.js", "live.js", "table.js", "copy.js")
 
 
@@ -130,7 +140,13 @@ def make_environment() -> jinja2.Environment:
         ago=formatting.ago,
         shown=shown,
         plain=plain,
+        search_of=search_of,
         visitor=Visitor(""),
+        name_of=str,
+        may_delete=False,
+        may_comment=False,
+        comments=None,
+        shown_comments=SHOWN_COMMENTS,
         form_secret="",
         exports=("csv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])),
     )
@@ -152,6 +168,14 @@ class ReviewDesk:
         self.members: LruCache[Any, tuple[list[ReviewMember], int]] = LruCache(_KEPT_REVIEWS)
         self.reservations = Reservations()
         self.lock = asyncio.Lock()
+
+
+class Recorder(Protocol):
+    """Adds to an audit what was done with a request."""
+
+    async def __call__(self, request: Request, action: str, object: str = "") -> None:
+        """Add an entry, by default about the address of the request."""
+        ...
 
 
 class PageNotFoundError(Exception):
@@ -178,6 +202,13 @@ class Viewer:
         self._counts: LruCache[Any, TableCounts] = LruCache(_KEPT_COUNTS)
         self._complete: LruCache[Any, bool] = LruCache(_KEPT_TOTALS)  # Runs that have all samples of their dataset.
         self.reviews = ReviewDesk()
+        self.name_of: Callable[[str], str] = str  # The name of who gave a label.
+        self.record: Recorder | None = None  # The audit, where there is one.
+
+    async def record_change(self, request: Request, action: str, run: RunRecord, part: str = "") -> None:
+        """Tell the audit before a change that nobody could trace afterwards, and of which run: names move on."""
+        if self.record is not None:
+            await self.record(request, action, f"{run.name} ({run.run_id}){part}")
 
     async def read[T](self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a function that reads the store in one of a few threads."""
@@ -193,6 +224,13 @@ class Viewer:
             return RunName(with_current_status(self.store, named.run), named.experiment)
 
         return await self.read(find)
+
+    async def find_trial(self, run: RunRecord, form: FormFields) -> EvalResult:
+        """Find the trial whose ordinal a form carries."""
+        ordinal = form.number("o")
+        for result in await self.read(lambda: list(self.store.results(run.run_id, ordinals=[ordinal]))):
+            return result
+        raise PageNotFoundError("there is no such trial")
 
     def totals(self, run: RunRecord) -> list[Totals]:
         """Return the sums of a run; those of finished runs are kept."""
@@ -234,6 +272,10 @@ class Viewer:
         self._counts.put(key, counts)
         return counts, page
 
+    def may(self, request: Request, needed: Permission) -> bool:
+        """Return whether a form that needs this permission is of use to a visitor."""
+        return not self.read_only and needed in self.visitor(request).permissions
+
     @staticmethod
     def visitor(request: Request) -> Visitor:
         """Return whose request it is."""
@@ -250,6 +292,10 @@ class Viewer:
         """Return what changes whenever the results of a run change."""
         return await self.read(self._state_of, run)
 
+    async def state_of_all(self, runs: Iterable[RunRecord]) -> tuple[Any, ...]:
+        """Return what changes whenever the results of some run change."""
+        return await self.read(lambda: tuple(map(self._state_of, runs)))
+
     def _state_of(self, run: RunRecord) -> tuple[Any, ...]:
         key = (run.run_id, run.revision)
         state = _stored_state(self.store, run, samples=self._complete.get(key) is None)
@@ -265,7 +311,8 @@ class Viewer:
 
     def render(self, request: Request, template: str, *, code: int = 200, **values: Any) -> Response:
         """Return a page."""
-        values |= {"visitor": self.visitor(request), "form_secret": self.form_secret(request)}
+        values |= {"visitor": self.visitor(request), "form_secret": self.form_secret(request), "name_of": self.name_of}
+        values.setdefault("may_comment", self.may(request, "review"))
         text = self.render_text(template, links=self.links(request), scripts=SCRIPTS, **values)
         return HTMLResponse(text, code)
 

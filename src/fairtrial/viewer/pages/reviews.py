@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -18,15 +19,15 @@ from fairtrial.base.codec import to_json
 from fairtrial.base.rates import Z_95, wilson_bounds
 from fairtrial.data.session.views import JUDGE
 from fairtrial.errors import ConfigurationError
+from fairtrial.reports.render.pictures import AttachmentShown, attachments_in
 from fairtrial.reports.render.safe_text import envelopes, value_text
 from fairtrial.reports.run_names import RunName
 from fairtrial.store.notes import MANY_SKIPS, SKIP, ReviewNote, ReviewScale, write_notes
 from fairtrial.store.protocol import Label, RunRecord
-from fairtrial.trials.context import TrialKey
 from fairtrial.trials.result import EvalResult
-from fairtrial.viewer.events import Transcript, attachments_in, transcript
+from fairtrial.viewer.events import Transcript, transcript
 from fairtrial.viewer.pages.context import FormFields, PageNotFoundError, Viewer, wants_json
-from fairtrial.viewer.pages.trial import send_blob, text_block
+from fairtrial.viewer.pages.trial import page_pictures, send_blob, text_block
 from fairtrial.viewer.pages.trials import cell_text
 from fairtrial.viewer.question import from_segment
 from fairtrial.viewer.review import (
@@ -153,7 +154,8 @@ async def _reviews(
     return viewer.render(
         request, "reviews.html", code=422 if problem else 200, title=f"{run.name}: reviews", run=run, tab="review",
         reviews=opened, keys=keys, problem=problem, sent=form or FormFields([]), running=running,
-        widths=[(size, _half_width(size)) for size in _SIZES], largest=MAX_SIZE, read_only=viewer.read_only,
+        widths=[(size, _half_width(size)) for size in _SIZES], largest=MAX_SIZE,
+        read_only=not viewer.may(request, "edit"), has_users=bool(run.noted.users),
     )  # fmt: skip
 
 
@@ -170,7 +172,8 @@ async def make_review(viewer: Viewer, request: Request, form: FormFields) -> Res
         made = new_review(
             run, name=form.get("name"), question=form.get("question"), guidelines=form.get("guidelines"),
             experiments=form.every("experiment"), scale=cast(ReviewScale, form.get("scale")), size=form.number("size"),
-            votes=form.number("votes"), shows=form.every("shows"), created_by=viewer.visitor(request).name,
+            votes=form.number("votes"), shows=form.every("shows"), created_by=viewer.visitor(request).annotator,
+            outcome="user_error" if form.get("outcome") == "user_error" else "scored",
         )  # fmt: skip
         if run.status == "running":
             raise ConfigurationError(f"run {run.name} is still going on: it can be reviewed when it has ended")
@@ -212,7 +215,7 @@ async def review_page(viewer: Viewer, request: Request) -> Response:
     """Show how far a review is, how far people agree, and where they do not."""
     run = (await viewer.find_run(request.path_params["run"])).run
     opened = await named_review(viewer, run, from_segment(request.path_params["name"]))
-    state, who = opened.state, viewer.visitor(request).name
+    state, who = opened.state, viewer.visitor(request).annotator
     if wants_json(request):
         return JSONResponse(_facts(opened))
     calibrations = [
@@ -221,7 +224,7 @@ async def review_page(viewer: Viewer, request: Request) -> Response:
         if (found := await _calibration(viewer, opened, experiment, "passed")) is not None
     ]
     links = viewer.links(request)
-    people = sorted({*state.annotators, *viewer.access.reviewers})
+    people = sorted({*state.annotators, *viewer.access.reviewers}, key=viewer.name_of)
     return viewer.render(
         request, "review.html", title=f"{run.name}: review {opened.review.name}", run=run, tab="review",
         opened=opened, review=opened.review, state=state, progress=[state.progress(name) for name in people],
@@ -230,7 +233,7 @@ async def review_page(viewer: Viewer, request: Request) -> Response:
         wrong=await viewer.read(_judge_errors, viewer, links, opened) if state.is_complete else None,
         many_skips=len(state.skipped) > MANY_SKIPS * len(state.members), calibrations=calibrations,
         guidelines=markdown(opened.review.guidelines) if opened.review.guidelines else None,
-        read_only=viewer.read_only, half_width=_half_width(max(state.answered, 1)),
+        read_only=not viewer.may(request, "edit"), half_width=_half_width(max(state.answered, 1)),
     )  # fmt: skip
 
 
@@ -359,12 +362,8 @@ async def pick_trial(viewer: Viewer, request: Request, form: FormFields) -> Resp
     ):
         raise ConfigurationError(f"the answer must be on the scale of a review (got {say!r} for {name!r})")
     value = next(answers[say] for answers in ANSWERS.values() if say in answers)
-    ordinal = form.number("o")
-    found = await viewer.read(lambda: list(viewer.store.results(run.run_id, ordinals=[ordinal])))
-    if not found:
-        raise PageNotFoundError("there is no such trial")
-    key: TrialKey = found[0].key
-    await viewer.read(viewer.store.label, Label(key, PICKED + name, value, viewer.visitor(request).name))
+    key = (await viewer.find_trial(run, form)).key
+    await viewer.read(viewer.store.label, Label(key, PICKED + name, value, viewer.visitor(request).annotator))
     address = viewer.links(request).trial(run, key.experiment, key.sample_id, key.repeat, [("o", form.get("o"))])
     return Response(status_code=303, headers={"location": str(address)})
 
@@ -404,12 +403,13 @@ def _exported(opened: OpenReview, form: str) -> Iterator[str]:
 
 
 _SHOWN_LANES = ("message", "tool")  # Other events name models, which may tell the experiment.
+_ABOUT_USERS = ("brief", "conversation")  # What a simulated user was told, and how it ended.
 _INSTRUCTIONS = ("system", "developer")
 
 
 async def review_list(viewer: Viewer, request: Request) -> Response:
     """List the reviews that the visitor can take part in."""
-    who = viewer.visitor(request).name
+    who = viewer.visitor(request).annotator
     found = await all_reviews(viewer)
     rows = [(opened, opened.state.progress(who)) for opened in found]
     return viewer.render(request, "review_list.html", title="Reviews", rows=rows, who=who)
@@ -418,7 +418,7 @@ async def review_list(viewer: Viewer, request: Request) -> Response:
 async def review_queue(viewer: Viewer, request: Request) -> Response:
     """Show the next trial of a review, or the one that the address names."""
     opened = await find_review(viewer, request.path_params["code"])
-    who = viewer.visitor(request).name
+    who = viewer.visitor(request).annotator
     wanted = request.query_params.get("id", "")
     member = _member(opened, wanted) if wanted else _next(viewer, opened, who)
     progress = opened.state.progress(who)
@@ -433,6 +433,7 @@ async def review_queue(viewer: Viewer, request: Request) -> Response:
     shows = request.query_params
     form = "markdown" if shows.get("form") == "markdown" else "text"
     values |= await viewer.read(blind_values, opened, member, result, who, form=form, more=dict(shows))
+    values["pictures"] = await viewer.read(page_pictures, viewer.store, values["attachments"], values["events"])
     change = _changer(dict(shows), member)
     return viewer.render(request, "review_queue.html", change=change, form=form, **values)
 
@@ -491,7 +492,7 @@ def blind_values(
         "skipped": opened.state.skips.get(member.ordinal, {}).get(who, ""),
         "comment": opened.state.comments.get(member.ordinal, {}).get(who, ""),
         "guidelines": markdown(review.guidelines) if review.guidelines else None,
-        "attachments": list(dict.fromkeys(attachments_in([to_json(sample.input), to_json(result.output)]))),
+        "attachments": _files(result),
     }  # fmt: skip
 
 
@@ -505,7 +506,8 @@ def _task_transcript(result: EvalResult, *, with_instructions: bool) -> Transcri
     entries = tuple(
         entry
         for entry in found.entries
-        if entry.lane in _SHOWN_LANES and (with_instructions or entry.label.partition(" ")[0] not in _INSTRUCTIONS)
+        if (entry.lane in _SHOWN_LANES or entry.label in _ABOUT_USERS)
+        and (with_instructions or entry.label.partition(" ")[0] not in _INSTRUCTIONS)
     )
     return Transcript(entries, len(entries), found.attempts, (), found.seconds, 0)
 
@@ -515,7 +517,7 @@ async def answer_trial(viewer: Viewer, request: Request, form: FormFields) -> Re
     opened = await find_review(viewer, request.path_params["code"])
     member = _member(opened, form.get("id"))
     labels = answer_labels(
-        opened.state, member, viewer.visitor(request).name, say=form.get("say"), skip=form.get("skip"),
+        opened.state, member, viewer.visitor(request).annotator, say=form.get("say"), skip=form.get("skip"),
         comment=form.get("comment") if form.has("comment") else None, looked=form.get("looked") == "1",
     )  # fmt: skip
     for label in labels:
@@ -528,9 +530,14 @@ async def answer_trial(viewer: Viewer, request: Request, form: FormFields) -> Re
 
 
 async def review_blob(viewer: Viewer, request: Request) -> Response:
-    """Send an attachment of the input or the output of a drawn trial."""
+    """Send an attachment of a drawn trial, if its page can show it: of input, output, or transcript."""
     opened = await find_review(viewer, request.path_params["code"])
     member = _member(opened, request.query_params.get("id", ""))
     result = await viewer.read(_result, viewer, opened, member)
-    trees = [to_json(result.sample.input), to_json(result.output)]
-    return await send_blob(viewer, request.path_params["sha256"], trees)
+    events = _task_transcript(result, with_instructions="experiment" in opened.review.shows)
+    files = chain(_files(result), chain.from_iterable(entry.attachments for entry in events.entries))
+    return await send_blob(viewer, request.path_params["sha256"], files)
+
+
+def _files(result: EvalResult) -> list[AttachmentShown]:
+    return list(dict.fromkeys(attachments_in([to_json(result.sample.input), to_json(result.output)])))

@@ -13,23 +13,25 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from fairtrial.base.codec import from_json
 from fairtrial.base.formatting import open_range, rate
-from fairtrial.errors import FairtrialError, UnknownRunError
+from fairtrial.errors import ConfigurationError, FairtrialError, UnknownRunError
 from fairtrial.reports.figures.summaries import TotalsAnalysis
 from fairtrial.reports.render.document import Bar, TrialGroups
 from fairtrial.reports.render.html import bar_svg, trial_groups
-from fairtrial.reports.render.plots import IntervalRow, intervals
 from fairtrial.reports.report.run_json import listed_run
 from fairtrial.reports.run_names import rerun_command, resume_command
+from fairtrial.reports.search.search import search_of
 from fairtrial.runs.run_lease import active_owner, with_current_status
+from fairtrial.store.notes import write_notes
 from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, Totals
-from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
+from fairtrial.viewer.pages.comments import RUN_COMMENT, TRIAL_COMMENT, read_comments
+from fairtrial.viewer.pages.context import FormFields, Viewer, wants_json
 from fairtrial.viewer.question import STATES, Links, Question
 from fairtrial.viewer.text import Html
 
 _SHOWN = 30
 _SHOWN_TAGS = 200
-_IN_HISTORY = 50
+_SHOWN_SEARCHES = 5
 _PATIENCE_SECONDS = 1.0
 
 
@@ -96,7 +98,7 @@ async def runs_page(viewer: Viewer, request: Request) -> Response:
     return viewer.render(
         request, "runs.html", title="Runs", rows=rows, suites=suites, suite=suite, status=status,
         statuses=get_args(RunStatus.__value__), older=older, total=len(listed), tag=tag, tags=tags[:_SHOWN_TAGS],
-        compared=_compared(page),
+        compared=_compared(page), searches=list(dict.fromkeys(filter(None, map(search_of, listed))))[:_SHOWN_SEARCHES],
     )  # fmt: skip
 
 
@@ -135,17 +137,17 @@ async def _row(viewer: Viewer, run: RunRecord, totals: list[Totals]) -> RunShown
         sum(part.input_tokens + part.output_tokens for part in totals),
         sum(costs) if costs else None,
         any(part.unpriced_calls for part in totals),
-        () if running else await _rates(viewer, run, totals, _PATIENCE_SECONDS),
+        () if running else await _rates(viewer, run, totals),
         await viewer.read(active_owner, viewer.store, run.run_id) if running else None,
         resume_command(run) if run.status in RESUMABLE and not run.imported else "",
     )
 
 
-async def _rates(viewer: Viewer, run: RunRecord, totals: list[Totals], patience: float | None) -> tuple[RateShown, ...]:
+async def _rates(viewer: Viewer, run: RunRecord, totals: list[Totals]) -> tuple[RateShown, ...]:
     """Return the pass rates with their intervals; without, if computing these takes too long."""
     job = {"job": "rates", "run_id": run.run_id}
     state = await viewer.state_of(run)
-    found = await viewer.workbench.soon(job, state, patience) or {"rates": {}}
+    found = await viewer.workbench.soon(job, state, _PATIENCE_SECONDS) or {"rates": {}}
     return tuple(_rate(part, found["rates"].get(part.experiment)) for part in totals)
 
 
@@ -155,35 +157,6 @@ def _rate(totals: Totals, estimate: dict[str, Any] | None) -> RateShown:
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     known = value is not None and low is not None and high is not None
     return RateShown(totals.experiment, value, (low, high) if known else None)
-
-
-async def history_page(viewer: Viewer, request: Request) -> Response:
-    """Show the pass rates of a suite's runs, oldest first."""
-    suite = request.query_params.get("suite", "")
-    runs = await viewer.read(viewer.store.runs, suite=suite, limit=_IN_HISTORY)
-    if not runs:
-        raise PageNotFoundError(f"there is no run of suite {suite!r}")
-    runs = [await viewer.read(with_current_status, viewer.store, run) for run in reversed(runs)]
-    totals = {run.run_id: await viewer.read(viewer.totals, run) for run in runs}
-    finished = [run for run in runs if run.status in ("finished", "stopped")]
-    rates = await asyncio.gather(*(_rates(viewer, run, totals[run.run_id], None) for run in finished))
-    shown = list(zip(finished, rates, strict=True))
-    names = list(dict.fromkeys(rate.experiment for _, some in shown for rate in some))
-    plots = [(name, _history_plot(name, shown)) for name in names]
-    return viewer.render(
-        request, "history.html", title=f"{suite}: history", suite=suite, shown=list(reversed(shown)), plots=plots,
-        unfinished=len(runs) - len(finished), latest=runs[-1],
-    )  # fmt: skip
-
-
-def _history_plot(experiment: str, shown: list[tuple[RunRecord, tuple[RateShown, ...]]]) -> Html:
-    rows = []
-    for run, rates in shown:
-        for found in rates:
-            if found.experiment == experiment and found.value is not None:
-                words = f"{rate(found.value)}  ({found.interval})" if found.interval else rate(found.value)
-                rows.append(IntervalRow(run.name, found.bar, words))
-    return Html(intervals(rows, f"pass rate of {experiment}, run by run"))
 
 
 _REPORT_PATIENCE_SECONDS = 5.0
@@ -208,21 +181,27 @@ async def report_page(viewer: Viewer, request: Request) -> Response:
             problem = "The figures of this run are being computed; this page loads itself again."
         except FairtrialError as error:
             problem, failed = str(error), True
-    links = viewer.links(request)
+    links, computing = viewer.links(request), bool(problem) and not failed
+    users = any(part.outcomes.get("user_error") for part in totals)
+    states = [name for name in STATES if name != "user_error" or users]
     rows = [
         (
             part.experiment,
-            [(name, count_state(part, name), _address(links, run, part.experiment, name)) for name in STATES],
+            [(name, count_state(part, name), _address(links, run, part.experiment, name)) for name in states],
         )
         for part in totals
     ]
     others = [other for other in await viewer.read(viewer.store.runs, suite=run.suite, limit=20) if other != run]
     return viewer.render(
-        request, "report.html", title=run.name, run=run, rows=rows, states=STATES, stored=stored, others=others,
-        **report_parts(found, run, links), problem=problem, computing=bool(problem) and not failed,
+        request, "report.html", title=run.name, run=run, rows=rows, states=states, stored=stored, others=others,
+        **report_parts(found, run, links), problem=problem, computing=computing,
         owner=await viewer.read(active_owner, viewer.store, run.run_id),
         again="" if run.imported else rerun_command(run),
         resume=resume_command(run) if run.status in RESUMABLE and not run.imported else "", tab="report",
+        may_delete=viewer.record is not None and viewer.may(request, "delete"),
+        may_comment=viewer.may(request, "review") and not computing,  # Loading it again would lose what was typed.
+        comments=await viewer.read(read_comments, viewer.store, run, [RUN_COMMENT]),
+        trial_comments=await viewer.read(read_comments, viewer.store, run, [TRIAL_COMMENT]),
     )  # fmt: skip
 
 
@@ -249,6 +228,27 @@ def count_state(totals: Any, state: str) -> int:
 def _address(links: Any, run: RunRecord, experiment: str, state: str) -> str:
     names = (experiment,) if len(run.experiments) > 1 else ()
     return str(links.trials(run, Question(experiments=names, states=(state,)).pairs()))
+
+
+async def delete_run(viewer: Viewer, request: Request, form: FormFields) -> Response:
+    """Delete a run and all it has."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    if form.get("confirm") != run.run_id:
+        raise ConfigurationError(f"to delete run {run.name} with all it has, its id must be typed: {run.run_id}")
+    if run.status == "running" or await viewer.read(active_owner, viewer.store, run.run_id) is not None:
+        raise ConfigurationError(f"run {run.name} is still going on: it can be deleted when it has ended")
+    await viewer.record_change(request, "deleted", run)
+    await viewer.read(viewer.store.delete_run, run.run_id)
+    return Response(status_code=303, headers={"location": viewer.links(request).runs()})
+
+
+async def keep_run(viewer: Viewer, request: Request, form: FormFields) -> Response:
+    """Keep a run when old ones are deleted, or no longer."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    kept = form.get("kept") == "1"
+    await viewer.record_change(request, "kept" if kept else "no longer kept", run)
+    await viewer.read(viewer.store.update_run, run.run_id, notes=write_notes(kept=kept))
+    return Response(status_code=303, headers={"location": viewer.links(request).run(run)})
 
 
 async def live_stream(viewer: Viewer, request: Request) -> Response:

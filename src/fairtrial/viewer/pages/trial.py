@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,23 +16,30 @@ from fairtrial.base.formatting import cost, count, duration
 from fairtrial.errors import FairtrialError
 from fairtrial.models.judges.checks import rebuild_prompt
 from fairtrial.reports.figures.error_groups import error_text, traceback_of
+from fairtrial.reports.render.pictures import (
+    AttachmentShown,
+    PictureState,
+    attachments_in,
+    attachments_of,
+    picture_state,
+    pictures_of_page,
+)
 from fairtrial.reports.render.safe_text import REPEATED_KEYS, envelopes, executions_text, value_text
 from fairtrial.reports.report.trials import trial_record
 from fairtrial.reports.run_names import rerun_command
 from fairtrial.scoring.score import Metric
-from fairtrial.store.protocol import RunRecord
+from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
-from fairtrial.viewer.events import attachments_in, transcript
+from fairtrial.viewer.events import Transcript, transcript
+from fairtrial.viewer.pages.comments import comments_of_trial
 from fairtrial.viewer.pages.context import PageNotFoundError, Viewer, wants_json
 from fairtrial.viewer.question import Question, from_segment, read_question
 from fairtrial.viewer.review import ANSWERS, PICKED
 from fairtrial.viewer.text import Html, json_text, markdown, shown
 from fairtrial.viewer.trial_table import neighbours, open_columns_of
 
-_SHA256 = re.compile("[0-9a-f]{64}")
-_INLINE = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
-_MAGIC = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
-LANES = ("message", "tool", "model", "judge", "other")
+_OWN_FACTS = ("traceback", "user", *REPEATED_KEYS)
+LANES = ("message", "tool", "model", "user", "judge", "other")
 FORMS = ("text", "markdown", "raw")
 
 
@@ -77,7 +85,11 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
         facts = await viewer.read(trial_record, result, whole=True)
         return JSONResponse({"format": "fairtrial.trials/1", "trials": [facts]})
     values = await viewer.read(trial_values, run, result, dict(request.query_params))
-    values["picks"] = await viewer.read(_picks, viewer, run, result) if run.noted.reviews else ()
+    values["pictures"] = await viewer.read(page_pictures, viewer.store, values["attachments"], values["events"])
+    values["picks"] = (
+        await viewer.read(_picks, viewer, run, result, viewer.may(request, "edit")) if run.noted.reviews else ()
+    )
+    comments = await viewer.read(comments_of_trial, viewer.store, run, result.key)
     links = viewer.links(request)
     question, _ = read_question(parse_qsl(request.query_params.get("q", ""), keep_blank_values=True))
     await viewer.prepare_columns(run)
@@ -85,7 +97,7 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
     others = await viewer.read(_others, viewer, links, run, result)
     return viewer.render(
         request, "trial.html", title=f"{sample_id} {run.name}", run=run, result=result, others=others,
-        question=question,
+        question=question, comments=comments,
         previous=addresses[0], next=addresses[1], tab="trial", query=dict(request.query_params),
         change=lambda **changes: "?" + urlencode(_changed(dict(request.query_params), changes)), **values,
     )  # fmt: skip
@@ -112,14 +124,14 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
     blocks = [text_block("input", sample.input, form, named, whole)]
     if sample.has_expected:
         blocks.append(text_block("expected", sample.expected, form, named, whole))
-    if result.output is not None or result.outcome in ("scored", "scorer_error"):
+    if result.output is not None or result.outcome in ("scored", "scorer_error", "user_error"):
         blocks.append(text_block("output", result.output, form, named, whole))
     if result.error:
         blocks.append(text_block("error", error_text(result), "text", named, whole))
         if calls := traceback_of(result):
             blocks.append(text_block("traceback", calls, "text", named, whole))
     verdict, tone = verdict_of(result)
-    refers = dict.fromkeys(attachments_in([to_json(sample.input), to_json(result.output)]))
+    refers = dict.fromkeys(attachments_in([to_json(sample.input), to_json(sample.expected), to_json(result.output)]))
     return {
         "blocks": blocks, "events": events, "form": form, "forms": FORMS, "lane": lane, "lanes": LANES,
         "verdict": verdict, "tone": tone, "facts": _facts(run, result), "criteria": _criteria(result),
@@ -128,6 +140,15 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
         "attempt": attempt, "start": start or 0, "named": named, "markdown": markdown, "judge": _judge(run, result),
         "picks": (),
     }  # fmt: skip
+
+
+def page_pictures(
+    store: RunStore, files: Iterable[AttachmentShown], events: Transcript | None
+) -> dict[AttachmentShown, PictureState]:
+    """Return what pages show of the pictures of a trial's texts and of its transcript."""
+    entries = () if events is None else events.entries
+    named = chain(files, chain.from_iterable(entry.attachments for entry in entries))
+    return {file: state for file, state, _ in pictures_of_page(store, named)}
 
 
 def text_block(label: str, value: Any, form: str, named: bool, whole: bool) -> TextBlock:
@@ -140,14 +161,19 @@ def text_block(label: str, value: Any, form: str, named: bool, whole: bool) -> T
 
 def _facts(run: RunRecord, result: EvalResult) -> list[tuple[str, str]]:
     latency = result.known_latency_ms
-    usage = result.usage
+    usage, user = result.usage, result.own_metadata.get("user")
     priced = usage.cost_usd is not None or result.unpriced_calls
     judged = result.judge_cost_usd is not None or result.unpriced_judge_calls
     facts = {
         "latency": "not known" if latency is None else duration(latency),
         "tokens": f"{usage.input_tokens:,} + {usage.output_tokens:,}" if usage.total_tokens else "",
         "cost": cost(usage.cost_usd, result.unpriced_calls) if priced else "",
-        "judge cost": cost(result.judge_cost_usd, result.unpriced_judge_calls) if judged else "",
+        "judge and user cost" if "user" in result.own_metadata else "judge cost": cost(
+            result.judge_cost_usd, result.unpriced_judge_calls
+        )
+        if judged
+        else "",
+        "user tokens": f"{user.get('tokens', 0):,}" if isinstance(user, Mapping) else "",
         "attempt": str(result.attempt) if result.attempt > 1 else "",
         "repeated": executions_text(result),
         "stage": result.stage,
@@ -156,7 +182,7 @@ def _facts(run: RunRecord, result: EvalResult) -> list[tuple[str, str]]:
     }
     known = [(name, text) for name, text in facts.items() if text]
     known += [(key, value_text(value)) for key, value in result.sample.metadata.items()]
-    own = {key: value for key, value in result.own_metadata.items() if key not in ("traceback", *REPEATED_KEYS)}
+    own = {key: value for key, value in result.own_metadata.items() if key not in _OWN_FACTS}
     return known + [(f"trial: {key}", value_text(value)) for key, value in own.items()]
 
 
@@ -175,7 +201,9 @@ def _criteria(result: EvalResult) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _picks(viewer: Viewer, run: RunRecord, result: EvalResult) -> list[tuple[str, list[str], list[tuple[str, str]]]]:
+def _picks(
+    viewer: Viewer, run: RunRecord, result: EvalResult, may_label: bool
+) -> list[tuple[str, list[str], list[tuple[str, str]]]]:
     """Return for each review its name, its answers, and what was said of this trial outside of the sample."""
     made = []
     for review in run.noted.reviews:
@@ -189,7 +217,7 @@ def _picks(viewer: Viewer, run: RunRecord, result: EvalResult) -> list[tuple[str
             (who, next((word for word, known in answers.items() if known == value), str(value)))
             for who, value in labels.items()
         ]
-        made.append((review.name, list(answers) if not viewer.read_only else [], words))
+        made.append((review.name, list(answers) if may_label else [], words))
     return made
 
 
@@ -273,30 +301,26 @@ async def blob(viewer: Viewer, request: Request) -> Response:
     if not hint.isdecimal() or len(hint) > 12:
         raise PageNotFoundError("there is no such attachment")
 
-    def read() -> list[Any]:
-        for result in viewer.store.results(named.run.run_id, ordinals=[int(hint)]):
-            trees = [to_json(result.sample.input), to_json(result.sample.expected), to_json(result.output)]
-            return trees + [to_json(event.data) for event in envelopes(result)]
-        return []
+    def read() -> list[AttachmentShown]:
+        found = viewer.store.results(named.run.run_id, ordinals=[int(hint)])
+        return [file for result in found for file in attachments_of(result)]
 
     return await send_blob(viewer, request.path_params["sha256"], await viewer.read(read))
 
 
-async def send_blob(viewer: Viewer, sha256: str, trees: list[Any]) -> Response:
-    """Send an attachment that these values refer to: pictures and plain text to be shown, anything else to be saved."""
-    found = next((one for one in attachments_in(trees) if one.sha256 == sha256), None)
-    if found is None or not _SHA256.fullmatch(sha256):
+async def send_blob(viewer: Viewer, sha256: str, files: Iterable[AttachmentShown]) -> Response:
+    """Send one of these attachments: pictures and plain text to be shown, anything else to be saved."""
+    found = next((file for file in files if file.sha256 == sha256), None)
+    if found is None:
         raise PageNotFoundError("no trial of this run refers to this attachment")
     try:
         content = await viewer.read(viewer.store.get_blob, sha256)
     except FairtrialError:
         raise PageNotFoundError("the store does not have this attachment") from None
-    kind = next((kind for start, kind in _MAGIC.items() if content.startswith(start)), None)
-    if found.media_type == "text/plain":
-        kind = "text/plain; charset=utf-8"
-    inline = kind is not None and kind.partition(";")[0] in _INLINE
+    picture = picture_state(content).picture
+    kind = "text/plain; charset=utf-8" if found.media_type == "text/plain" else picture and picture.media_type
     headers = {
         "content-security-policy": "sandbox",
-        "content-disposition": f'{"inline" if inline else "attachment"}; filename="{sha256[:12]}"',
+        "content-disposition": f'{"inline" if kind else "attachment"}; filename="{sha256[:12]}"',
     }
-    return Response(content, headers=headers, media_type=kind if inline else "application/octet-stream")
+    return Response(content, headers=headers, media_type=kind or "application/octet-stream")

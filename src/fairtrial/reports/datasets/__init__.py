@@ -1,0 +1,1 @@
+"""Datasets as runs know them: samples chosen from failures, and versions."""

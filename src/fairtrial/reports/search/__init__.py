@@ -1,0 +1,1 @@
+"""Searches for better prompts, as they are stored."""
