@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
 
-from fairtrial.base.offload import TimeLimit, finish, require_asyncio, supervise
+from fairtrial.base.offload import DaemonThreads, TimeLimit, finish, require_asyncio, supervise
 from fairtrial.errors import ConfigurationError
 
 
@@ -172,3 +174,26 @@ def test_what_needs_asyncio_is_refused_on_trio_with_the_remedy() -> None:
     anyio.run(use)
     with pytest.raises(ConfigurationError, match="a fleet needs asyncio: run it under asyncio"):
         anyio.run(use, backend="trio")
+
+
+async def test_threads_that_nobody_uses_any_more_end_and_those_in_use_are_kept() -> None:
+    threads = DaemonThreads(idle_seconds=0.05)
+    served = {await threads.run(threading.current_thread) for _ in range(5)}
+    assert len(served) == 1
+    release = threading.Event()
+    (thread,) = served
+
+    def wait() -> threading.Thread:
+        release.wait(20)
+        return threading.current_thread()
+
+    waiting = asyncio.ensure_future(threads.run(wait))
+    await anyio.sleep(0.3)
+    release.set()
+    served.add(await waiting)
+    deadline = time.monotonic() + 20
+    while any(thread.is_alive() for thread in served) and time.monotonic() < deadline:
+        await anyio.sleep(0.02)
+    assert not any(thread.is_alive() for thread in served)
+    assert await threads.run(lambda: 1) == 1
+    threads.close()

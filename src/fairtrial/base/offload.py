@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fairtrial.runs")
 _MAX_HUNG = 256
+_IDLE_SECONDS = 10.0
 
 
 def loop_caller() -> Callable[[Callable[[], Any]], Any]:
@@ -375,9 +376,14 @@ class _Job:
 
 
 class DaemonThreads:
-    """Threads that are made as they are needed, reused, and never waited for at the end."""
+    """Threads that are made as they are needed, reused, and never waited for at the end.
 
-    def __init__(self) -> None:
+    A thread that nobody has used for `idle_seconds` ends: agents and users of conversations own threads, and no one
+    closes them.
+    """
+
+    def __init__(self, idle_seconds: float = _IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
         self._idle: deque[queue.SimpleQueue[_Job | None]] = deque()
         self._lock = threading.Lock()
         self.hung = 0
@@ -415,7 +421,7 @@ class DaemonThreads:
         return jobs
 
     def _serve(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
-        while (job := jobs.get()) is not None:
+        while (job := self._next(jobs)) is not None:
             try:
                 job.result = job.context.run(job.call)
             except BaseException as error:
@@ -429,6 +435,17 @@ class DaemonThreads:
                 job.wake(job.done.set)
             except RuntimeError:
                 pass  # The event loop and the caller are gone. Others may use this thread.
+
+    def _next(self, jobs: queue.SimpleQueue[_Job | None]) -> _Job | None:
+        """Wait for the next job of a thread; None if it is to end."""
+        while True:
+            try:
+                return jobs.get(timeout=self._idle_seconds)
+            except queue.Empty:
+                with self._lock:
+                    if jobs in self._idle:  # Else a job is on its way.
+                        self._idle.remove(jobs)
+                        return None
 
     def __reduce__(self) -> Any:
         return (DaemonThreads, ())  # A child process has threads of its own.
