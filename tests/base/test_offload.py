@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -181,7 +180,6 @@ async def test_threads_that_nobody_uses_any_more_end_and_those_in_use_are_kept()
     served = {await threads.run(threading.current_thread) for _ in range(5)}
     assert len(served) == 1
     release = threading.Event()
-    (thread,) = served
 
     def wait() -> threading.Thread:
         release.wait(20)
@@ -190,10 +188,8 @@ async def test_threads_that_nobody_uses_any_more_end_and_those_in_use_are_kept()
     waiting = asyncio.ensure_future(threads.run(wait))
     await anyio.sleep(0.3)
     release.set()
-    served.add(await waiting)
-    deadline = time.monotonic() + 20
-    while any(thread.is_alive() for thread in served) and time.monotonic() < deadline:
-        await anyio.sleep(0.02)
-    assert not any(thread.is_alive() for thread in served)
+    for thread in served | {await waiting}:
+        await anyio.to_thread.run_sync(thread.join, 20)
+        assert not thread.is_alive()
     assert await threads.run(lambda: 1) == 1
     threads.close()
