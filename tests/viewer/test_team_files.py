@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import socket
 import time
 import tomllib
 from pathlib import Path
@@ -112,6 +113,38 @@ def test_serve_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "cannot read" in capsys.readouterr().err
     assert invoke(["serve", "audit", "--config", str(file_with(tmp_path)), "--since", "yesterday"]) == 2
     assert "--since must be a day" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('listen = "127.0.0.1:1"', 'listen = "127.0.0.1:99999"', 'listen must be "HOST:PORT" or "unix:FILE"'),
+        ('store = "support.db"', 'store = "memory:"', "projects.support: a store in memory cannot be viewed"),
+        ('listen = "127.0.0.1:1"', 'database = "memory:"', "database must be a file of SQLite or in PostgreSQL"),
+    ],
+)
+def test_a_port_or_a_store_that_cannot_be_is_a_mistake_in_the_file(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    file = file_with(tmp_path, 'listen = "127.0.0.1:1"')
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        TeamServer(read_settings(file))
+    assert not (tmp_path / "memory:").exists()
+
+
+@pytest.mark.parametrize("listen", ["unix:none/serve.sock", "127.0.0.1:{}"])
+def test_where_serve_cannot_listen_it_names_the_setting_and_no_option_of_view(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], listen: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file = file_with(tmp_path, f'listen = "{listen.format(taken.getsockname()[1])}"')
+        assert invoke(["serve", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "cannot listen on" in said
+    assert "change listen in the file of the team" in said
+    assert "--port" not in said
+    assert "--socket" not in said
 
 
 def team(folder: Path, project: str) -> TeamServer:

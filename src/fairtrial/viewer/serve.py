@@ -263,10 +263,10 @@ def _login_name() -> str:
         return "me"  # No login name, as in some containers.
 
 
-def listen_on(options: ServeOptions) -> socket.socket:
-    """Return the socket to listen on."""
+def listen_on(options: ServeOptions, remedy: str = "") -> socket.socket:
+    """Return the socket to listen on; `remedy` is what to do if that fails, by default with options of `view`."""
     if options.socket_path is not None:
-        return _listen_on_path(options.socket_path)
+        return _listen_on_path(options.socket_path, remedy or "name another file with --socket")
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     wanted = [options.port] if options.port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _NEXT_PORTS)
     problem: OSError | None = None
@@ -283,16 +283,17 @@ def listen_on(options: ServeOptions) -> socket.socket:
         made.listen(_BACKLOG)
         return made
     where = f"{options.host}:{options.port or DEFAULT_PORT}"
-    raise ConfigurationError(f"cannot listen on {where}: {problem}\nchoose another port with --port, or 0 for any")
+    remedy = remedy or "choose another port with --port, or 0 for any"
+    raise ConfigurationError(f"cannot listen on {where}: {problem}\n{remedy}")
 
 
-def _listen_on_path(path: Path) -> socket.socket:
+def _listen_on_path(path: Path, remedy: str) -> socket.socket:
     """Listen on a Unix socket that only its owner can open."""
     require_posix("--socket works", "listen on a port, with --port")
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:
-                raise ConfigurationError(f"another server listens on {path}\nname another file with --socket")
+                raise ConfigurationError(f"another server listens on {path}\n{remedy}")
         path.unlink()  # Of a server that ended without removing it.
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -300,7 +301,7 @@ def _listen_on_path(path: Path) -> socket.socket:
         made.bind(str(path))
     except OSError as error:
         made.close()
-        raise ConfigurationError(f"cannot listen on {path}: {error}\nname another file with --socket") from None
+        raise ConfigurationError(f"cannot listen on {path}: {error}\n{remedy}") from None
     finally:
         os.umask(mask)
     made.listen(_BACKLOG)

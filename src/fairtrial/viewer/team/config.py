@@ -186,6 +186,6 @@ def _plain(message: str) -> str:
 
 def _beside(folder: Path, address: str) -> str:
     """Return the address of a database; a relative file is one in this folder."""
-    if "://" in address and not address.startswith("sqlite:///"):
+    if address.startswith("memory:") or ("://" in address and not address.startswith("sqlite:///")):
         return address
     return f"sqlite:///{folder / address.removeprefix('sqlite:///')}"

@@ -32,6 +32,7 @@ from fairtrial.viewer.working import Workbench
 
 _SCHEDULE_SECONDS = 3_600.0
 _DAY = 86_400.0
+_LAST_PORT = 65_535
 
 
 class TeamServer:
@@ -54,7 +55,7 @@ class TeamServer:
         self._settings = settings
         self._health = health
         host, _, port = settings.listen.rpartition(":")
-        if settings.socket_path is None and not (host and port.isdecimal()):
+        if settings.socket_path is None and not (host and port.isdecimal() and int(port) <= _LAST_PORT):
             raise ConfigurationError(f'listen must be "HOST:PORT" or "unix:FILE" (got {settings.listen!r})')
         place = settings.socket_path
         self._options = ServeOptions("", host.strip("[]"), None if place else int(port), place)
@@ -142,7 +143,7 @@ class TeamServer:
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C or SIGTERM."""
-        listening = listen_on(self._options)
+        listening = listen_on(self._options, "change listen in the file of the team")
         try:
             asyncio.run(self._serve(listening, started))
         finally:
