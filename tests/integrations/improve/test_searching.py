@@ -298,6 +298,21 @@ def test_a_search_needs_a_text_and_a_baseline_that_works() -> None:
         search_with(MemoryStore(), Answers(lambda prompt, input: True))
 
 
+def test_an_optimizer_is_told_what_it_may_evaluate() -> None:
+    foreign = next(iter(SPLITS.test))
+
+    def peek(search: Searching) -> None:
+        search.evaluate("Ask.", [foreign])
+
+    def mistake(search: Searching) -> None:
+        search.evaluate("Ask.", search.train, search.baseline)
+
+    with pytest.raises(ConfigurationError, match=f"sample '{foreign.id}' is in neither the train nor the validation"):
+        search_with(MemoryStore(), Answers(), peek)
+    with pytest.raises(ConfigurationError, match="parents must be a list of texts"):
+        search_with(MemoryStore(), Answers(), mistake)
+
+
 def proposals(messages: Sequence[ChatMessage]) -> str:
     """Propose the good text if the question has the reason of a failure."""
     return "```\nLook it up.\n```" if "it must say yes" in messages[-1].text else "```\nGuess.\n```"

@@ -110,6 +110,7 @@ class Searching:
         self.baseline, self.parameter, self.seed = baseline, parameter, seed
         self.train: Sequence[Sample[Any, Any]] = tuple(splits.train)
         self.validation: Sequence[Sample[Any, Any]] = tuple(splits.validation)
+        self._searched = {sample.id for sample in (*self.train, *self.validation)}
         self._suite, self._experiment, self._splits, self._store = suite, experiment, splits, store
         self._model, self._max_cost, self._max_trials, self._plan = model, max_cost_usd, max_trials, plan
         self._announce = announce
@@ -143,8 +144,17 @@ class Searching:
             parents: The texts that it was made from.
 
         Raises:
+            ConfigurationError: a sample is in neither of the two, or `parents` is one text.
             SearchEnded: the budget is used up.
         """
+        if isinstance(parents, str):
+            raise ConfigurationError(f"parents must be a list of texts (got the text {parents!r:.80})")
+        foreign = next((sample.id for sample in samples if sample.id not in self._searched), None)
+        if foreign is not None:
+            raise ConfigurationError(
+                f"sample {foreign!r} is in neither the train nor the validation split\n"
+                "evaluate samples of search.train and search.validation"
+            )
         candidate = candidate_id(text)
         self._texts.setdefault(candidate, (text, tuple(map(candidate_id, parents))))
         known = self._results.setdefault(candidate, {})
