@@ -86,6 +86,18 @@ async def test_a_batch_whose_results_cannot_be_had_is_sent_again(kind: Any, prov
     assert len(ledger.created) == 2
 
 
+async def test_a_batch_that_cannot_be_found_right_after_it_was_made_is_not_sent_again(
+    provider: str, store: RunStore
+) -> None:
+    with server(get_lag=0.25) as running:
+        batching = Batching(poll_seconds=0.05, list_lag_seconds=60.0)
+        report = await evaluate_turns(adapter(provider, running, batch=batching), store, count=3)
+        ledger = running.batches()
+    assert [result.outcome for result in report.results] == ["scored"] * 3
+    assert len(ledger.created) == 1
+    assert ledger.paid_twice() == {}
+
+
 async def test_a_batch_that_exceeds_the_enqueued_tokens_waits_for_another_to_end(store: RunStore) -> None:
     with server(enqueued_tokens=60) as running:
         model = adapter("openai", running, batch=Batching(**QUICK, max_requests=4))

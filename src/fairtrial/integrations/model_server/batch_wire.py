@@ -99,7 +99,10 @@ class ProviderBatchApi(BatchApi):
 
     def get(self, call: BatchCall) -> dict[str, Any]:
         """Return a batch."""
-        return self.show(self._find(call), call)
+        batch = self._find(call)
+        if self.host.clock.now() < batch.created + self.host.options.get_lag:
+            raise BatchApiError(404, f"there is no batch {batch.id!r}")
+        return self.show(batch, call)
 
     def _find(self, call: BatchCall) -> HostedBatch:
         batch = self.batches.get(call.ids[0])

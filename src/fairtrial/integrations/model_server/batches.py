@@ -75,6 +75,7 @@ class BatchOptions(Record):
     - `rate`: seconds of the server's clock per second of real time; with 0, only `advance` moves the clock.
     - `clock_offset`: by how much the server's clock differs from that of this machine at the start.
     - `list_lag`, `list_lag_polls`: a new batch is not listed for that many seconds, and in that many lists.
+    - `get_lag`: who asks for a new batch by its id is answered 404 for that many seconds.
     - `foreign`: before each batch of a client, another party creates as many batches of the same size in the account.
     - `metadata`: whether batches keep the metadata that clients send.
     - `max_requests`, `max_bytes`: of one batch; None: those of the provider. `enqueued_tokens`: of all batches of a
@@ -86,6 +87,7 @@ class BatchOptions(Record):
     clock_offset: float = field(default=0.0, kw_only=True)
     list_lag: float = field(default=0.0, kw_only=True)
     list_lag_polls: int = field(default=0, kw_only=True)
+    get_lag: float = field(default=0.0, kw_only=True)
     foreign: int = field(default=0, kw_only=True)
     metadata: bool = field(default=True, kw_only=True)
     max_requests: int | None = field(default=None, kw_only=True)

@@ -28,8 +28,9 @@ class Batching:
         fallback: "live" sends a request at full price if three batches came back without an outcome for it; None makes
             that an error of its trial.
         poll_seconds: When to look at a batch for the first time; later looks are further apart, up to ten minutes.
-        list_lag_seconds: How long the provider's list may take to show a batch. If the answer to a batch was lost, the
-            batch is looked for in the list that long before it is sent again.
+        list_lag_seconds: How long the provider may take to show a new batch. If the answer to a batch was lost, the
+            batch is looked for in the list that long before it is sent again; a batch that the provider says it does
+            not have is asked for again until it is that old.
         keep_files: Keep the files with requests and replies at the provider. By default they are deleted there as soon
             as the replies are stored.
     """

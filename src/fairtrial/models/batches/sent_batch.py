@@ -177,6 +177,8 @@ class SentBatch:
                 await asyncio.sleep(wait)
                 pause = min(pause * _GROWTH, _LONGEST_POLL_SECONDS)
                 status = await self._status()
+                if status is None and time.time() < self.intent.created_at + self._settings.list_lag_seconds:
+                    continue  # It was made a moment ago: perhaps not every server of the provider has it.
                 if status is None or status.ended:
                     break
                 if (status.done, status.failed) != (self.intent.done, self.intent.failed):
