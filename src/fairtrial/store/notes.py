@@ -371,7 +371,7 @@ class BatchesNote:
         requests: Model calls that were sent in batches.
         replies: Answers that were paid, at half price.
         cost_usd: What they cost; None if no price is known.
-        unused: Answers that no trial used, because its task made other calls when it was executed again.
+        unused: Answers that no trial used: it had given up waiting, or made other calls when it was executed again.
         unused_cost_usd: What those cost.
         open_batches: Batches that the provider may still have, for which no trial waits.
     """

@@ -199,6 +199,35 @@ def charged_of(report: Any) -> float:
     return float(report.cost_usd)
 
 
+async def test_the_cost_cap_counts_replies_that_a_trial_did_not_wait_for_also_in_the_next_process(
+    store: RunStore,
+) -> None:
+    turn, cap = asyncio.Lock(), 1.2
+    with ModelServer("word " * 400, batches=BatchOptions(0.3)) as running:
+        model = adapter("openai", running)
+
+        async def ask(question: str) -> str:
+            async with turn:
+                call = asyncio.create_task(model.complete(question))
+                if not running.batches().created:
+                    while not running.batches().created:  # noqa: ASYNC110 - the server is a thread
+                        await asyncio.sleep(0.02)
+                    call.cancel()  # Too late: it is paid.
+                    return "it took too long"
+                return (await call).text
+
+        suite = EvalSuite(
+            "impatient", Dataset(samples(2)), ask, passes, config=EvalConfig(max_cost_usd=cap, grace_seconds=0.1)
+        )
+        first = await suite.run(store=store)
+        second = await suite.run(store=store, resume=first.run_id)
+        ledger = running.batches()
+    assert 0.7 < charged(ledger) <= cap, "room for one call, which costs more than half of the cap"
+    for report in (first, second):
+        assert report.status == "interrupted"
+        assert "more than the cost cap leaves" in str(report.run.noted.stopped)
+
+
 async def test_the_cost_cap_bounds_what_is_under_way_at_once(store: RunStore) -> None:
     with server(seconds=1.0) as running:
         model = adapter("openai", running, batch=Batching(**QUICK, max_requests=2))

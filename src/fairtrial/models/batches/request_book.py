@@ -54,16 +54,20 @@ class RequestBook:
         self._loading: dict[str, asyncio.Future[BatchRequest]] = {}
         self._owed: dict[int, float] = {}  # By ordinal: what was paid, or is estimated, for trials without a result.
         self._estimates: dict[str, float] = {}  # The parts of that which are estimates, by request.
+        self._had: dict[int, float] = {}  # By ordinal: the part that is in its trial's hands.
+        self._wasted = 0.0  # What trials with a result have cost beyond what they had of it.
 
     async def read(self) -> None:
         """Read what earlier processes have left."""
         begin = await ask_table(lambda: self._table.begin(self._run_id, epoch=self._epoch), "reading the batches")
+        figures = await ask_table(lambda: self._table.figures(self._run_id), "reading the batches")
         intents, requests = begin
         self.open_intents = {one.id: one for one in intents if one.state in OPEN}
         self.taken = {one.batch_id for one in intents if one.batch_id is not None}
         self._rows = {one.key: one for one in requests}
         for one in requests:
             self._owed[one.ordinal] = self._owed.get(one.ordinal, 0.0) + (one.cost_usd or 0.0)
+        self._wasted = max((figures.unused_cost_usd or 0.0) - self.owed_usd, 0.0)  # All that is owed is unused yet.
 
     def get(self, key: str) -> BatchRequest | None:
         """Return what is known of a request."""
@@ -177,7 +181,9 @@ class RequestBook:
 
     def take(self, key: str) -> None:
         """Forget a request whose outcome its trial has."""
-        self._rows.pop(key, None)
+        row = self._rows.pop(key, None)
+        if row is not None and row.cost_usd:
+            self._had[row.ordinal] = self._had.get(row.ordinal, 0.0) + row.cost_usd
 
     # Costs.
 
@@ -187,16 +193,18 @@ class RequestBook:
         self._owed[ordinal] = self._owed.get(ordinal, 0.0) + estimate
 
     def _owe(self, row: BatchRequest) -> None:
-        """Count what a request has cost in place of its estimate, if its trial is still being executed."""
-        estimate = self._estimates.pop(row.key, 0.0)
+        """Count what a request has cost in place of its estimate."""
+        more = (row.cost_usd or 0.0) - self._estimates.pop(row.key, 0.0)
         if row.ordinal in self._owed:
-            self._owed[row.ordinal] += (row.cost_usd or 0.0) - estimate
+            self._owed[row.ordinal] += more
+        else:  # Its trial did not wait for it.
+            self._wasted += more
 
     def has_result(self, ordinal: int) -> None:
-        """Forget what a trial has cost, which its result says."""
-        self._owed.pop(ordinal, None)
+        """Forget what a trial has cost that its result says; calls that it did not wait for are paid all the same."""
+        self._wasted += self._owed.pop(ordinal, 0.0) - self._had.pop(ordinal, 0.0)
 
     @property
     def owed_usd(self) -> float:
-        """What trials without a result have cost, by estimate until their replies are there."""
-        return sum(self._owed.values())
+        """What was paid that no result says, by estimate until the replies are there."""
+        return sum(self._owed.values()) + self._wasted

@@ -123,9 +123,9 @@ class RunBatches:
         note = await ask_table(end, "reading the batches")
         if note.unused:
             log.warning(
-                "%s of batches, %s, were paid and not used: when their trials were executed again after an "
-                "interruption, they made other calls. A task is answered from stored replies only if its calls do not "
-                "depend on the time, on chance or on what else runs",
+                "%s of batches, %s, were paid and not used: their trials had given up waiting, or made other calls "
+                "when they were executed again after an interruption. A task is answered from stored replies only if "
+                "its calls do not depend on the time, on chance or on what else runs",
                 count(note.unused, "reply", "replies"),
                 money(note.unused_cost_usd),
             )

@@ -529,7 +529,10 @@ def _warnings(run: RunRecord, parts: Sequence[ExperimentReport], versions: int) 
     if batches is not None and batches.unused:
         replies = "1 reply of a batch was" if batches.unused == 1 else f"{batches.unused:,} replies of batches were"
         cost = formatting.cost(batches.unused_cost_usd, 0)
-        yield f"{replies} paid and not used ({cost}): when their trials were executed again, they made other calls."
+        yield (
+            f"{replies} paid and not used ({cost}): their trials had given up waiting, or made other calls when they "
+            "were executed again."
+        )
     if run.status == "unscored":
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
         trials, them = formatting.count(count, "trial"), "it" if count == 1 else "them"
