@@ -94,6 +94,12 @@ def test_the_readme_can_be_read_in_a_few_minutes() -> None:
     assert len(lines) <= 8
 
 
+def test_the_readme_names_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    said = (ROOT / "README.md").read_text(encoding="utf-8").partition("Extras:")[2].partition("installs all")[0]
+    assert {name for name in project["optional-dependencies"] if f"`{name}`" not in said} == {"all"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_command_hides_where_nobody_runs_it(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

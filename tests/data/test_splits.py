@@ -228,6 +228,12 @@ def test_a_group_that_is_too_large_is_named() -> None:
     )
 
 
+def test_shares_of_few_samples_are_not_blamed_on_groups() -> None:
+    notes = Dataset(samples(2)).split().notes
+    assert notes
+    assert all(note.endswith("With so few samples, shares differ by chance.") for note in notes)
+
+
 def test_a_lazy_dataset_is_split_as_one_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"id": one.id, "input": one.input}) + "\n" for one in samples(50)))

@@ -254,10 +254,9 @@ def _notes(sizes: Mapping[str, int], request: SplitRequest, largest: int, left_o
         yield f"{count(len(left_out), 'sample')} left out, linked to two splits: {first}{more}."
     for name, planned in request.shares.items() if largest > _UNEVEN * total else ():
         if abs(sizes[name] / total - planned) > _UNEVEN:
-            yield (
-                f"{name} has {sizes[name]:,} of {total:,} samples, planned were {rate(planned)}. The largest group "
-                f"that stays together has {largest:,}."
-            )
+            group = f"The largest group that stays together has {largest:,}."
+            why = group if largest > 1 else "With so few samples, shares differ by chance."
+            yield f"{name} has {sizes[name]:,} of {count(total, 'sample')}, planned were {rate(planned)}. {why}"
 
 
 def _read(file: Path, request: SplitRequest) -> dict[str, _Kept]:

@@ -92,6 +92,13 @@ def test_the_best_on_validation_is_compared_once_on_samples_that_the_search_neve
     assert set(task.asked.values()) == {1}
 
 
+def test_a_gain_that_is_the_same_on_both_splits_is_said_to_be_the_same() -> None:
+    def obeys(input: str, ctx: TrialContext) -> str:
+        return "yes" if ctx.experiment.params["prompt"] == "Ask." else "no"
+
+    assert "the validation figure was the same" in search_with(MemoryStore(), obeys).to_markdown()
+
+
 def test_the_same_search_again_calls_nothing_and_is_no_new_look() -> None:
     store = MemoryStore()
     first = search_with(store, Answers())

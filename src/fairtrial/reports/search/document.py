@@ -111,10 +111,11 @@ def remarks(search: Search) -> Iterator[str]:
         line = f"On the validation split, which chose among the candidates, the gain is {gain} points: not evidence."
         if search.tested is not None and search.optimism is not None:
             test = range_text(search.tested.low, search.tested.high, percent=True)
-            side = "above" if search.optimism >= 0 else "below"
+            size = size_text(search.optimism, percent=True)
+            how = f"{size} {'above' if search.optimism > 0 else 'below'} it"
             line += (
                 f" On the test split it is {signed(search.tested.difference, percent=True)} points ({test}): the "
-                f"validation figure was {size_text(search.optimism, percent=True)} {side} it."
+                f"validation figure was {'the same' if size == size_text(0.0, percent=True) else how}."
             )
         yield line
     if search.comparison is not None and search.comparison.looks is not None:
