@@ -53,6 +53,10 @@ def test_a_run_with_batches_is_answered_by_one_and_listed(asking: Any, cli: Any,
     assert "collected" in cli("batches", "asking@1").out
     assert "no batch is under way" in cli("batches").err
     assert "needs a run" in cli("batches", "--cancel").err
+    nothing = cli("batches", "asking@1", "--cancel")
+    assert nothing.code == 0
+    assert "collected" in nothing.out
+    assert nothing.err == "no batch of run asking@1 is under way: there is nothing to cancel\n"
 
 
 def interrupt_when_submitted() -> None:

@@ -134,6 +134,10 @@ def _cancel(store: RunStore, table: BatchTable, run: RunRecord) -> None:
     intents = table.intents(run.run_id)
     known = [intent for intent in intents if intent.state == "submitted"]
     unknown = [intent for intent in intents if intent.state == "submitting"]
+    if not known and not unknown:
+        if intents:  # Else the list says it.
+            note(f"no batch of run {run.name} is under way: there is nothing to cancel")
+        return
 
     async def cancel_all() -> list[bool]:
         return [await _cancel_one(intent) for intent in known]
