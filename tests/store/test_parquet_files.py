@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
-from fairtrial import Score
+from fairtrial import Metric, Sample, Score, TokenUsage
+from fairtrial.base.codec.escape import MARK
 from fairtrial.cli.app import invoke
+from fairtrial.data.sample import NOT_GIVEN
 from fairtrial.errors import StoreUnavailableError
 from fairtrial.store import export, export_results, open_store
+from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import SamplingNote, write_notes
 from fairtrial.store.objects import FolderObjects
 from fairtrial.store.sql import SqlStore
@@ -50,13 +56,14 @@ def duckdb(query: str, folder: Path) -> pl.DataFrame:
     return pl.read_parquet(target)
 
 
-@pytest.mark.parametrize("rows", [5, 12, 100])
+@pytest.mark.parametrize(("rows", "groups"), [(5, 1), (2, 3), (12, 1), (4, 4)])
 def test_the_files_of_a_run_are_its_export_in_parts(
-    store: SqlStore, place: Path, tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, place: Path, tmp_path: Path, rows: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_FILE", rows)
+    monkeypatch.setattr(export, "_ROW_GROUP", rows)
+    monkeypatch.setattr(export, "_FILE_GROUPS", groups)
     report = suite().run_sync(store=store)
-    assert len(parquet_files(place)) == -(-12 // rows)
+    assert len(parquet_files(place)) == -(-12 // (rows * groups))
     export_results(store, report.run_id, tmp_path / "whole.parquet")
     whole = pl.read_parquet(tmp_path / "whole.parquet")
     assert pl.read_parquet(place / report.run_id / "columns-*.parquet").equals(whole)
@@ -72,8 +79,9 @@ def test_a_run_that_is_resumed_replaces_its_files(
     outcomes += ["scored"] * 11
     store.commit(run.run_id, [result(run, at, outcome) for at, outcome in enumerate(outcomes)], samples(range(12)))
     again: Outcome
+    monkeypatch.setattr(export, "_FILE_GROUPS", 1)
     for rows, again in ((5, "timeout"), (6, "scored")):
-        monkeypatch.setattr(export, "_FILE", rows)
+        monkeypatch.setattr(export, "_ROW_GROUP", rows)
         store.commit(run.run_id, [result(run, 0, again, attempt=2)])
         export.export_beside_segments(store, store.get_run(run.run_id))
         read = pl.read_parquet(place / run.run_id / "columns-*.parquet")
@@ -167,6 +175,72 @@ def test_a_sampled_trial_has_its_weight(store: SqlStore, place: Path, tmp_path: 
     assert read.columns.index("weight") == read.columns.index("reason") + 1
     export_results(store, run.run_id, tmp_path / "x.csv")
     assert ",weight," in (tmp_path / "x.csv").read_text()
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    share: float
+
+
+OUTPUTS: list[Any] = [
+    "plain", "", "null", "ä 漢 😀", "a\0b", "half \ud83d", 'a "quote" and a \\ slash', "line\nline", MARK + "nan", None,
+    True, 0, -7, 1e22, 0.1, math.nan, math.inf, b"bytes \0", [], [1, None, "x\0"], {}, {"a": {"b": [1.0, "\ud800"]}},
+    Answer("said", 0.5),
+]  # fmt: skip
+CRITERIA = Score(
+    0.5, False, "half\0 of it", [
+        Metric("polite", 1.0, 2.0, passed=True, reason="it says please\0"), Metric("short", 0.0, 1.0, passed=False),
+        Metric("words", 12.0, higher_is_better=True), Metric("a\ud800b", 0.25),
+    ], name="checklist",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_columns_from_a_database_are_those_of_single_results(
+    engine: str, weighted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(export, "_ROW_GROUP", 7)
+    url = str(tmp_path / "runs.db") if engine == "sqlite" else str(request.getfixturevalue("pg_url"))
+    notes = write_notes(sampling=SamplingNote("2026-11-01", 0.1)) if weighted else {}
+    facts: list[dict[str, Any]] = [{}, {"kind": "a", "sampling_weight": 4}, {"n": 1, "kind": None}]
+    facts += [{"x\0": [1, "\ud800"], "n": 2.5}, {"kind": "null"}]
+    size = len(OUTPUTS)
+    given = {
+        at: Sample(
+            f"s{at} \ud83d" if at == 3 else f"s{at}", value, NOT_GIVEN if at % 3 == 1 else value, facts[at % len(facts)]
+        )
+        for at, value in enumerate(OUTPUTS)
+    }
+    plan = run_record(size=size, repeats=2, experiments=("one", "two\ud800"), notes=notes)
+    read: list[pl.DataFrame] = []
+    with closing(open_store(url)) as database, closing(MemoryStore()) as memory:
+        for store in (database, memory):
+            run = store.create_run(plan)
+            trials = []
+            for ordinal in range(run.planned - 3):
+                output = OUTPUTS[ordinal % size]
+                outcome: Outcome = ("scored", "scored", "scored", "task_error", "timeout", "not_run")[ordinal % 6]
+                changes: dict[str, Any] = {"output": output, "usage": TokenUsage(2**31 - 1, 2**31 - 1, 0, 0.25)}
+                if outcome == "scored":
+                    changes["score"] = CRITERIA if ordinal % 2 else Score(1, True)
+                else:
+                    changes |= {"error": f"{output!s}: \0", "stage": "task"}
+                changes["metadata"] = [{}, {"untimed": True}, {"warmup": True}][ordinal % 3]
+                sample_id = given[run.split(ordinal)[0]].id
+                made = result(run, ordinal, outcome, **changes)
+                trials.append(replace(made, key=made.key._replace(sample_id=sample_id)))
+            committed = store.commit(run.run_id, trials, {at: one for at, one in given.items() if at != 5})
+            assert not committed.refused
+            target = tmp_path / f"{type(store).__name__}.parquet"
+            assert export_results(store, run.run_id, target) == len(trials)
+            read.append(pl.read_parquet(target))
+    assert read[0].columns == read[1].columns
+    for name in read[1].columns:
+        assert read[0][name].to_list() == read[1][name].to_list(), name
+    assert {"metrics.polite", "reason.short", "metadata.kind"} < set(read[0].columns)
+    assert ("weight" in read[0].columns) is weighted
 
 
 @pytest.mark.sqs

@@ -7,7 +7,7 @@ import errno
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import batched, chain, islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from fairtrial.base.codec import dumps
 from fairtrial.base.system import replace_file
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError
+from fairtrial.store.export_columns import ColumnNames, cell_text, column_values, metadata_keys
 from fairtrial.store.notes import SAMPLING_WEIGHT
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
@@ -39,7 +40,7 @@ _MIDDLE = (
     "input",
 )
 _ROW_GROUP = 5_000
-_FILE = 50_000  # The rows of a Parquet file beside segments, which is sent as a whole.
+_FILE_GROUPS = 10  # The row groups of a Parquet file beside segments, which is sent as a whole.
 _READ = 200  # Trials that are read at once by their ordinals.
 # Characters that start a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -74,8 +75,10 @@ def export_results(
         raise ConfigurationError(f"format must be csv, jsonl or parquet (got {chosen!r})")
     run = store.get_run(run_id)
     columns = ExportColumns(store, run)
-    write: Callable[[IO[Any], ExportColumns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
     with opened(target, binary=chosen == "parquet") as file:
+        if chosen == "parquet":
+            return _write_parquet(file, columns, _column_groups(store, columns, ordinals))
+        write = _write_csv if chosen == "csv" else _write_jsonl
         return write(file, columns, columns.rows(store, ordinals=ordinals))
 
 
@@ -99,11 +102,29 @@ def export_beside_segments(store: RunStore, run: RunRecord) -> None:
 
 def _parquet_files(store: RunStore, run: RunRecord) -> Iterator[bytes]:
     columns = ExportColumns(store, run)
-    rows = columns.rows(store)
-    for first in rows:
+    groups = _column_groups(store, columns, None)
+    for first in groups:
         file = io.BytesIO()
-        _write_parquet(file, columns, chain([first], islice(rows, _FILE - 1)))
+        _write_parquet(file, columns, chain([first], islice(groups, _FILE_GROUPS - 1)))
         yield file.getvalue()
+
+
+def _column_groups(
+    store: RunStore, columns: ExportColumns, ordinals: Iterable[int] | None
+) -> Iterator[Mapping[str, Sequence[Any]]]:
+    """Yield the cells of `_ROW_GROUP` trials at a time by the names of their columns."""
+    from fairtrial.store.reads import SqlReads
+
+    if isinstance(store, SqlReads) and ordinals is None:  # In a sixth of the time of the other way.
+        names = ColumnNames(columns.metrics, columns.criteria, columns.metadata)
+        for rows in store.export_pages(columns.run.run_id, _ROW_GROUP):
+            yield column_values(columns.run, names, bool(columns.weight), rows)
+        return
+    numbers = columns.kinds
+    for group in batched(columns.rows(store, ordinals=ordinals), _ROW_GROUP):
+        yield {
+            name: [row[name] if name in numbers else cell_text(row[name]) for row in group] for name in columns.names
+        }
 
 
 @contextmanager
@@ -137,6 +158,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def _metadata_keys(store: RunStore, run: RunRecord) -> list[str]:
+    from fairtrial.store.reads import SqlReads
+
+    if isinstance(store, SqlReads):
+        return metadata_keys(store.metadata_texts(run.run_id))
+    # A dict for its order: keys appear as the samples first have them.
+    return list(dict.fromkeys(key for _, sample in store.samples(run.run_id) for key in sample.metadata))
+
+
 class ExportColumns:
     """The columns of a run, determined before its first row is written."""
 
@@ -146,8 +176,7 @@ class ExportColumns:
         found = store.metric_totals(run.run_id).values()
         self.metrics = list(dict.fromkeys(name for totals in found for name in totals))
         self.criteria = list(dict.fromkeys(name for totals in found for name, one in totals.items() if one.judged))
-        # A dict for its order: keys appear as the samples first have them.
-        self.metadata = list(dict.fromkeys(key for _, sample in store.samples(run.run_id) for key in sample.metadata))
+        self.metadata = _metadata_keys(store, run)
 
     @property
     def names(self) -> list[str]:
@@ -222,16 +251,6 @@ class ExportColumns:
         return kinds
 
 
-def cell_text(value: Any) -> str | None:
-    """Return a value as text, or as JSON, without characters that UTF-8 or readers of tables reject."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else dumps(value)
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def _cell(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return "" if value is None else value
@@ -255,7 +274,7 @@ def _write_jsonl(file: IO[str], columns: ExportColumns, rows: Iterator[dict[str,
     return count
 
 
-def _write_parquet(file: IO[bytes], columns: ExportColumns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(file: IO[bytes], columns: ExportColumns, groups: Iterable[Mapping[str, Sequence[Any]]]) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -266,16 +285,8 @@ def _write_parquet(file: IO[bytes], columns: ExportColumns, rows: Iterator[dict[
     schema = pa.schema([(cell_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])
     count = 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for group in batched(rows, _ROW_GROUP):
-            arrays = [
-                pa.array(
-                    [row[name] if name in kinds else cell_text(row[name]) for row in group], type=schema.field(at).type
-                )
-                for at, name in enumerate(columns.names)
-            ]
+        for group in groups:
+            arrays = [pa.array(group[name], type=schema.field(at).type) for at, name in enumerate(columns.names)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            count += len(group)
+            count += len(arrays[0])
     return count
-
-
-_WRITERS: dict[str, Callable[..., int]] = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}

@@ -23,6 +23,7 @@ from fairtrial.store import rows as row_codec
 from fairtrial.store import totals as aggregates
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
+from fairtrial.store.export_columns import EXPORTED
 from fairtrial.store.looks import read_looks
 from fairtrial.store.numbers import BlockState, NumberTexts, RunVerdicts, SampleState, SampleTexts, StoredProgress
 from fairtrial.store.objects import Objects, open_objects
@@ -347,6 +348,20 @@ class SqlReads(protocol.RunStore):
             for row in self._pages(query, samples.c.ordinal, _PAGE, after=after)
         )
 
+    def metadata_texts(self, run_id: str) -> Iterator[str]:
+        """Yield the metadata of the stored samples as JSON, in their order; samples without metadata are left out."""
+        number, _run = self._run(run_id)
+        whole = sa.and_(samples.c.input.is_not(None), samples.c.metadata.is_not(None))
+        query = sa.select(samples.c.ordinal, samples.c.metadata)
+        query = query.where(samples.c.dataset == dataset_of(number), whole)
+        return (text for _ordinal, text in self._pages(query, samples.c.ordinal, _PAGE))  # Each may be large.
+
+    def export_pages(self, run_id: str, size: int) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yield the columns `EXPORTED` of each result in plan order, in pages of `size` rows."""
+        number, _run = self._run(run_id)
+        query = sa.select(*EXPORTED.values()).select_from(_with_samples(number)).where(results.c.run == number)
+        return batched(self._pages(query, results.c.ordinal, size), size)
+
     def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
         """Yield (ordinal, id, values of these metadata keys) of the known samples, ascending."""
         number, _run = self._run(run_id)
@@ -514,13 +529,16 @@ def _with_details() -> Any:
     )
 
 
+def _with_samples(number: int) -> Any:
+    return _with_details().outerjoin(
+        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+    )
+
+
 def _preview_query(number: int, size: int) -> sa.Select[Any]:
     texts = (samples.c.input, samples.c.expected, details.c.output, details.c.error, details.c.reason)
     short_metadata = sa.case(
         (sa.func.length(samples.c.metadata) <= records.MAX_METADATA, samples.c.metadata), else_=_TOO_LONG
-    )
-    joined = _with_details().outerjoin(
-        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
     return (
         sa.select(
@@ -530,7 +548,7 @@ def _preview_query(number: int, size: int) -> sa.Select[Any]:
             *(sa.func.substr(text, 1, 6 * size + 2) for text in texts),
             sa.case((samples.c.metadata.is_(None), None), else_=short_metadata),
         )
-        .select_from(joined)
+        .select_from(_with_samples(number))
         .where(results.c.run == number)
     )
 
@@ -545,7 +563,4 @@ def _result_query(number: int, *, outputs: bool, snapshots: bool) -> sa.Select[A
         columns.append(details.c.output)
     if snapshots:
         columns.append(details.c.transcript)
-    joined = _with_details().outerjoin(
-        samples, sa.and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
-    )
-    return sa.select(*columns).select_from(joined).where(results.c.run == number)
+    return sa.select(*columns).select_from(_with_samples(number)).where(results.c.run == number)

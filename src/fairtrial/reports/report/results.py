@@ -21,7 +21,8 @@ from fairtrial.data.session.views import RecordedView
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
 from fairtrial.reports.figures.summaries import equally_weighted
 from fairtrial.reports.render.renderable import Renderable
-from fairtrial.store.export import ExportColumns, cell_text
+from fairtrial.store.export import ExportColumns
+from fairtrial.store.export_columns import cell_text
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
