@@ -38,6 +38,7 @@ class BucketProxy:
         requests: The requests by method.
         sent: The bytes of the bodies of requests.
         received: The bytes of the bodies of answers.
+        signed: What the signatures of requests with a body say of its hash.
     """
 
     def __init__(self, target: int) -> None:
@@ -50,6 +51,7 @@ class BucketProxy:
         self.after: Callable[[str, str], None] = lambda _method, _path: None
         self.requests: Counter[str] = Counter()
         self.sent = self.received = 0
+        self.signed: set[str] = set()
         self._lock = threading.Lock()
         proxy = self
 
@@ -92,6 +94,7 @@ class BucketProxy:
         with self._lock:
             self.requests[request.command] += 1
             self.sent += len(body)
+            self.signed.update([request.headers.get("x-amz-content-sha256", "")] if body else [])
         met = self.chooses(request.command, request.path)
         if met and self.delay:
             time.sleep(self.delay)

@@ -129,6 +129,13 @@ def test_a_slow_bucket_is_waited_for(proxy: BucketProxy, store: SqlStore) -> Non
     assert complete(store, report.run_id, 12)
 
 
+def test_what_is_sent_is_not_hashed_once_more_for_its_signature(proxy: BucketProxy, store: SqlStore) -> None:
+    proxy.signed.clear()
+    report = suite().run_sync(store=store)
+    assert complete(store, report.run_id, 12)
+    assert proxy.signed == {"UNSIGNED-PAYLOAD"}
+
+
 def test_wrong_keys_are_said_before_the_first_trial(proxy: BucketProxy, store: SqlStore) -> None:
     executed: list[str] = []
     proxy.refusal = DENIED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -26,7 +27,7 @@ from fairtrial.store.compress import REFERENCE
 from fairtrial.store.objects import BucketObjects, FolderObjects, Objects, full_address, open_objects
 from fairtrial.store.portable import copy_run
 from fairtrial.store.redact import register_secret
-from fairtrial.store.segments import SegmentPart, Segments
+from fairtrial.store.segments import SegmentPart, Segments, reference
 from fairtrial.store.sql import SqlStore
 from fairtrial.testing import FakeClock
 from tests.sqs_server import CREDENTIALS, REGION, SqsServer
@@ -645,6 +646,26 @@ def test_parts_that_are_far_apart_are_read_alone(place: Path) -> None:
     assert segments.read(written) == [*frames, None, b"short"]
     assert segments.read([written[3], written[0]]) == [frames[3], frames[0]]
     assert all(len(one or b"") == len(SegmentPart(bytes(32), 0, 0, bytes(8)).pack()) for one in written[:4])
+
+
+def test_parts_with_a_hash_of_the_first_segments_are_read(place: Path) -> None:
+    segments = Segments(FolderObjects(place), "file:///x", "run-1")
+    frames = [os.urandom(1_000) for _ in range(3)]
+    written = [reference(column or b"") for column in segments.write(frames)]
+    first = [hashlib.blake2b(frame, digest_size=8).digest() for frame in frames]
+    columns = [part._replace(check=check).pack() for part, check in zip(written, first, strict=True) if part]
+    assert segments.read(columns) == frames
+    with pytest.raises(StoreError, match="is damaged"):
+        segments.read([written[0]._replace(check=first[1]).pack()] if written[0] else [])
+
+
+def test_equal_batches_of_one_hour_are_one_segment(place: Path) -> None:
+    segments = Segments(FolderObjects(place), "file:///x", "run-1", clock=FakeClock(1e9))
+    frames = [os.urandom(1_000) for _ in range(3)]
+    assert segments.write(frames) == segments.write(frames)
+    segments.write(frames[:2])
+    segments.write([frames[0], frames[2], frames[1]])
+    assert len(files(place)) == 3
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 A segment is written before the rows that refer to it are committed. A process that dies between the two leaves an
 object that no row names, and that is deleted when it is old. The hour is a part of a segment, and so of the hash that
-is its name: what is written now is never an object that is old enough to be deleted.
+is its name: what is written now is never an object that is old enough to be deleted. The name is a hash of the hour and
+of the hashes of the parts, so that each byte is hashed once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ COMMIT_SECONDS = PRUNED_SECONDS / 2
 """How long after a segment was written rows that refer to it may be committed."""
 _FORM = struct.Struct(">4s32sQQ8s")
 _HOUR = struct.Struct(">Q")
+_CHECK = 8  # Bytes of the hash of a part in a reference to it.
 _FEWEST_BYTES = 200
 """Smaller transcripts stay in their rows: a reference has 60 bytes."""
 _GAP = 64 << 10
@@ -37,7 +39,7 @@ _SEGMENT = re.compile("([0-9a-f]{64})[.]segment")
 
 
 class SegmentPart(NamedTuple):
-    """A reference to a part of a segment: the segment's hash, the place of the part, and a hash of the part."""
+    """A reference to a part of a segment: the segment's hash, the place of the part, and the start of its hash."""
 
     segment: bytes
     offset: int
@@ -111,12 +113,13 @@ class Segments:
         if not large:
             return list(columns)
         frames = [columns[at] or b"" for at in large]
-        data = b"".join((_HOUR.pack(int(self.clock.time()) // 3_600), *frames))
-        segment = hashlib.sha256(data).digest()
-        self.objects.put(self._name(segment), data)
+        hour = _HOUR.pack(int(self.clock.time()) // 3_600)
+        hashes = [hashlib.sha256(frame).digest() for frame in frames]
+        segment = hashlib.sha256(b"".join((hour, *hashes))).digest()
+        self.objects.put(self._name(segment), b"".join((hour, *frames)))
         written, offset = list(columns), _HOUR.size
-        for at, frame in zip(large, frames, strict=True):
-            written[at] = SegmentPart(segment, offset, len(frame), _check(frame)).pack()
+        for at, frame, digest in zip(large, frames, hashes, strict=True):
+            written[at] = SegmentPart(segment, offset, len(frame), digest[:_CHECK]).pack()
             offset += len(frame)
         return written
 
@@ -135,7 +138,7 @@ class Segments:
                 data = self._read(segment, start, end)
                 for part, at in near:
                     frame = data[part.offset - start : part.end - start]
-                    if len(frame) != part.length or _check(frame) != part.check:
+                    if len(frame) != part.length or not _is_intact(frame, part.check):
                         raise StoreError(
                             f"a transcript of run {self.run_id} is damaged: {self._where(segment)} has other bytes, or "
                             "fewer, than were written\nrestore this object from a backup"
@@ -185,8 +188,11 @@ def _segment(found: StoredObject) -> bytes | None:
     return match and bytes.fromhex(match[1])
 
 
-def _check(frame: bytes) -> bytes:
-    return hashlib.blake2b(frame, digest_size=8).digest()
+def _is_intact(frame: bytes, check: bytes) -> bool:
+    """Return whether a part has the bytes that were written; the first segments have another hash of each part."""
+    if hashlib.sha256(frame).digest()[:_CHECK] == check:
+        return True
+    return hashlib.blake2b(frame, digest_size=_CHECK).digest() == check
 
 
 def _near(parts: Sequence[tuple[SegmentPart, int]]) -> Iterator[list[tuple[SegmentPart, int]]]:
