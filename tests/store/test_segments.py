@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -515,6 +516,47 @@ def test_a_writer_that_does_not_know_of_a_move_stores_its_transcripts(
     assert {column[:4] for column in columns(mover)}.isdisjoint({REFERENCE})
     mover.close()
     writer.close()
+
+
+def test_a_run_that_is_moved_between_segment_and_commit_has_its_transcripts(
+    store: SqlStore, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.create_run(run_record())
+    trials = [result(run, ordinal, snapshot=large_snapshot()) for ordinal in range(4)]
+    store.commit(run.run_id, trials[:1], samples(range(3)))
+    put = FolderObjects.put
+    with closing(open_store(tmp_path / "runs.db")) as mover:
+        assert isinstance(mover, SqlStore)
+
+        def move(self: FolderObjects, name: str, data: bytes) -> None:
+            put(self, name, data)
+            mover.move_transcripts(run.run_id, None)
+
+        monkeypatch.setattr(FolderObjects, "put", move)
+        store.commit(run.run_id, trials[1:])
+        assert transcripts(mover, run.run_id) == [one.snapshot for one in trials]
+        assert files(place) == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_writer_that_does_not_know_of_a_move_writes_nothing_where_the_run_was(
+    killed: bool, store: SqlStore, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.create_run(run_record())
+    trials = [result(run, ordinal, snapshot=large_snapshot()) for ordinal in range(4)]
+    store.commit(run.run_id, trials[:1], samples(range(3)))
+    with closing(open_store(tmp_path / "runs.db")) as mover:
+        assert isinstance(mover, SqlStore)
+        mover.move_transcripts(run.run_id, None)
+        with monkeypatch.context() as patch:
+            if killed:
+                patch.setattr(store, "_commit", None)
+            with suppress(TypeError):
+                store.commit(run.run_id, trials[1:], samples(range(3)))
+        assert files(place) == []  # It would stay for ever: the run does not name this place any more.
+        mover.move_transcripts(run.run_id, str(place))
+        stored = [one.snapshot for one in (trials[:1] if killed else trials)]
+        assert transcripts(mover, run.run_id) == stored
 
 
 def test_results_that_are_committed_during_a_move_are_moved_too(store: SqlStore, tmp_path: Path) -> None:

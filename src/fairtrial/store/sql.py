@@ -506,6 +506,8 @@ class SqlStore(SqlReads):
 
     def _encoded(self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]]) -> Batch:
         number, run = self._plan(run_id)
+        if run.noted.transcripts is not None:  # It may have been moved: a segment where it was would stay there.
+            number, run = self._plans[run_id] = self._run(run_id)
         batch = Batch(run, number, results, samples, current(), compress)
         if batch.refused:
             number, now = self._plans[run_id] = self._run(run_id)
