@@ -2,7 +2,7 @@
 
     python -m tests.store.transcript_histories 500              # the histories 0 to 499, in an SQLite store each
     python -m tests.store.transcript_histories 41 42            # the history 41
-    python -m tests.store.transcript_histories 100 --postgres
+    python -m tests.store.transcript_histories 500 --postgres --seconds 600
 
 Beside the store, a history keeps the transcript that each trial must have. Whatever happens, a transcript that is read
 is this one, or there is an error; and there is an error only while the bucket fails or if the object was damaged.
@@ -10,11 +10,14 @@ is this one, or there is an error; and there is an error only while the bucket f
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import random
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -346,20 +349,32 @@ def emulated_bucket() -> Iterator[BucketProxy]:
 
 def main() -> None:
     """Play histories and print what happened in them."""
-    numbers = [int(text) for text in sys.argv[1:] if text.isdecimal()] or [500]
-    first, end = numbers if len(numbers) == 2 else (0, numbers[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", type=int, nargs="*", default=[500], help="how many, or the first and the end")
+    parser.add_argument("--postgres", action="store_true", help="a database each of a server that it starts")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after this time")
+    options = parser.parse_args()
+    first, end = (0, *options.numbers)[-2:]
     seen: Counter[str] = Counter()
     upkeep._MOVED_AT_ONCE, objects._RETRIES = 3, 0
+    began = time.monotonic()
+    played = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         proxy = stack.enter_context(emulated_bucket())
-        server = stack.enter_context(PostgresServer()) if "--postgres" in sys.argv else None
+        server = stack.enter_context(PostgresServer()) if options.postgres else None
         for seed in range(first, end):
+            if time.monotonic() - began > options.seconds:
+                break
             url = str(folder / f"{seed}.db") if server is None else server.new_database()
             seen += play(url, f"s3://{BUCKET}/{seed}", proxy, seed, folder)
+            played += 1
             if server is None:
                 (folder / f"{seed}.db").unlink()
-    print(f"{end - first} histories: {dict(seen)}")
+            else:
+                server.drop_database(url)
+    print(f"{played} of {end - first} histories in {time.monotonic() - began:.0f} s: {dict(seen)}")
+    sys.exit(played < end - first)
 
 
 if __name__ == "__main__":
