@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from fairtrial import ChatMessage, EvalResult, PromptExecuted, Sample, Score, Session, TokenUsage, TrialKey, open_store
-from fairtrial.store import RunRecord, RunStore, Totals
+from fairtrial.store import RunRecord, RunStore, Totals, export_results
 from fairtrial.store.rows import RESULT_COLUMNS
 from tests.figures import Figure
 
@@ -200,3 +200,21 @@ def test_a_result_costs_the_same_after_a_million_others(million: Path, tmp_path:
     empty.close()
     grown = best(costs["full"]) / best(costs["empty"])
     figure("storing a result after 1,000,000 others: CPU time, x the first", grown, at_most=1.3)
+
+
+def test_parquet_takes_a_fraction_of_the_time_in_which_the_results_are_read(tmp_path: Path, figure: Figure) -> None:
+    store = open_store(tmp_path / "runs.db")
+    run = new_run(store, 10 * BATCH)
+    for start in range(0, run.planned, BATCH):
+        store.commit(run.run_id, *batch(run, start, transcript()))
+    export_results(store, run.run_id, tmp_path / "loaded.parquet")
+    ratios = []
+    for _round in range(5):
+        began = time.process_time()
+        export_results(store, run.run_id, tmp_path / "run.parquet")
+        taken = time.process_time() - began
+        began = time.process_time()
+        assert sum(1 for _result in store.results(run.run_id)) == run.planned
+        ratios.append(taken / (time.process_time() - began))
+    store.close()
+    figure("Parquet of a run: CPU time, x reading its results", statistics.median(ratios), at_most=1.0)

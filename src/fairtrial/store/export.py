@@ -115,7 +115,7 @@ def _column_groups(
     """Yield the cells of `_ROW_GROUP` trials at a time by the names of their columns."""
     from fairtrial.store.reads import SqlReads
 
-    if isinstance(store, SqlReads) and ordinals is None:  # In a sixth of the time of the other way.
+    if isinstance(store, SqlReads) and ordinals is None:  # In a quarter of the CPU time of the other way.
         names = ColumnNames(columns.metrics, columns.criteria, columns.metadata)
         for rows in store.export_pages(columns.run.run_id, _ROW_GROUP):
             yield column_values(columns.run, names, bool(columns.weight), rows)
