@@ -266,7 +266,7 @@ def _login_name() -> str:
 def listen_on(options: ServeOptions, remedy: str = "") -> socket.socket:
     """Return the socket to listen on; `remedy` is what to do if that fails, by default with options of `view`."""
     if options.socket_path is not None:
-        return _listen_on_path(options.socket_path, remedy or "name another file with --socket")
+        return _listen_on_path(options.socket_path, remedy)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     wanted = [options.port] if options.port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _NEXT_PORTS)
     problem: OSError | None = None
@@ -287,8 +287,9 @@ def listen_on(options: ServeOptions, remedy: str = "") -> socket.socket:
     raise ConfigurationError(f"cannot listen on {where}: {problem}\n{remedy}")
 
 
-def _listen_on_path(path: Path, remedy: str) -> socket.socket:
+def _listen_on_path(path: Path, remedy: str = "") -> socket.socket:
     """Listen on a Unix socket that only its owner can open."""
+    remedy = remedy or "name another file with --socket"
     require_posix("--socket works", "listen on a port, with --port")
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

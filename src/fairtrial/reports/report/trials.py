@@ -16,7 +16,7 @@ from fairtrial.reports.render.pictures import attachments_of, pictures_of_page
 from fairtrial.reports.render.safe_text import envelopes, sample_of, sample_title, session_lines, shown
 from fairtrial.reports.report.run_json import moment, tokens_of
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.store.export import cell_text
+from fairtrial.store.export_columns import cell_text
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult
 
