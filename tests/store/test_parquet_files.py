@@ -14,20 +14,21 @@ from typing import Any
 
 import polars as pl
 import pytest
+import sqlalchemy as sa
 
 from fairtrial import Metric, Sample, Score, TokenUsage
 from fairtrial.base.codec.escape import MARK
 from fairtrial.cli.app import invoke
 from fairtrial.data.sample import NOT_GIVEN
-from fairtrial.errors import StoreUnavailableError
-from fairtrial.store import export, export_results, open_store
+from fairtrial.errors import StoreError, StoreUnavailableError
+from fairtrial.store import export, export_results, open_store, schema
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.notes import SamplingNote, write_notes
 from fairtrial.store.objects import FolderObjects
 from fairtrial.store.sql import SqlStore
 from fairtrial.trials.result import Outcome
 from tests.doc_pages import ROOT
-from tests.store.build import result, run_record, sample, samples
+from tests.store.build import full_run, result, run_record, sample, samples
 from tests.store.test_segments import suite
 from tests.store.transcript_histories import emulated_bucket
 
@@ -241,6 +242,16 @@ def test_columns_from_a_database_are_those_of_single_results(
         assert read[0][name].to_list() == read[1][name].to_list(), name
     assert {"metrics.polite", "reason.short", "metadata.kind"} < set(read[0].columns)
     assert ("weight" in read[0].columns) is weighted
+
+
+@pytest.mark.parametrize("damaged", ['{"topic":', "[" * 100_000, '{"topic":NaN}'])
+def test_damaged_metadata_are_a_damaged_store(store: SqlStore, tmp_path: Path, damaged: str) -> None:
+    run = full_run(store)
+    with store._write() as connection:
+        connection.execute(sa.update(schema.samples).where(schema.samples.c.ordinal == 1).values(metadata=damaged))
+    with pytest.raises(StoreError, match="the store is damaged"):
+        export_results(store, run.run_id, tmp_path / "run.parquet")
+    assert list(tmp_path.glob("*.parquet")) == []
 
 
 @pytest.mark.sqs

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from fairtrial.base.codec import decode, dumps
-from fairtrial.base.codec.escape import MARK
+from fairtrial.base.codec.escape import MARK, parse_json
 from fairtrial.base.frozen import EMPTY
 from fairtrial.errors import StoreError
 from fairtrial.store.notes import SAMPLING_WEIGHT
@@ -119,6 +118,7 @@ def column_values(
     return cells | {f"metadata.{key}": [cell_text(one.get(key)) for one in facts] for key in names.metadata}
 
 
+@damage_refused
 def metadata_keys(texts: Iterable[str]) -> list[str]:
     """Return the keys of the metadata of samples, in the order in which they first have them."""
     return list(dict.fromkeys(key for text in texts for key in _metadata(text)))
@@ -165,7 +165,7 @@ def _metadata(text: str | None) -> Mapping[str, Any]:
         return EMPTY
     if MARK in text:
         return read_metadata(text)
-    found = json.loads(text)
+    found = parse_json(text)
     return found if isinstance(found, dict) else EMPTY  # Replaced completely as a secret.
 
 
