@@ -1,4 +1,4 @@
-"""The collector of cyclic garbage runs less often while trials run, and as before afterwards."""
+"""The collector of cyclic garbage runs less often while trials run, and not while modules load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample
-from fairtrial.base.garbage import fewer_collections
+from fairtrial.base.garbage import fewer_collections, loading
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +56,33 @@ def test_a_threshold_that_is_set_during_the_block_stays() -> None:
     with fewer_collections():
         gc.set_threshold(1_234, 10, 10)
     assert gc.get_threshold()[0] == 1_234
+
+
+def test_no_garbage_is_looked_for_while_modules_load_nor_later_among_what_they_made() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with loading():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
+def test_garbage_is_collected_again_after_a_module_that_cannot_be_loaded() -> None:
+    with pytest.raises(ImportError), loading():
+        raise ImportError("missing")
+    assert gc.isenabled()
+    gc.unfreeze()
+
+
+def test_a_collector_that_is_off_stays_off_after_modules_were_loaded() -> None:
+    gc.disable()
+    try:
+        before = gc.get_freeze_count()
+        with loading():
+            pass
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.enable()

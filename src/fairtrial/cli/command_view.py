@@ -76,11 +76,14 @@ def view(
       fairtrial view --reviewers ann,ben          an address for each reviewer
       fairtrial view --socket view.sock           for ssh -L to a remote machine
     """
+    from fairtrial.base.garbage import loading
     from fairtrial.cli.options import find_run
     from fairtrial.cli.screen import print_json
-    from fairtrial.viewer.serve import ServeOptions, ViewServer
 
-    opened = options.open_existing(store)
+    with loading():
+        from fairtrial.viewer.serve import ServeOptions, ViewServer
+
+        opened = options.open_existing(store)
     name = "" if run is None else str(find_run(opened, run))
     opened.close()
     _, url = options.settings_with(store)

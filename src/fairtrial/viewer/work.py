@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairtrial.base.codec import to_json
 from fairtrial.base.frozen import LruCache
+from fairtrial.base.garbage import loading
 from fairtrial.errors import FairtrialError
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.question import read_matrix_question, read_question
@@ -78,9 +79,10 @@ class Jobs:
 
     def _start(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Load what statistics need, so that the first page does not wait for it."""
-        import fairtrial.reports.compare.document
-        import fairtrial.reports.figures.figures
-        import fairtrial.reports.report.document  # noqa: F401
+        with loading():
+            import fairtrial.reports.compare.document
+            import fairtrial.reports.figures.figures
+            import fairtrial.reports.report.document  # noqa: F401
 
         return {}
 
@@ -327,7 +329,8 @@ def _estimate(found: Any) -> dict[str, Any] | None:
 def main() -> None:
     """Serve jobs from standard input until it is closed."""
     start = json.loads(sys.stdin.readline())
-    jobs = Jobs(open_viewed(start["store"], read_only=start["read_only"]))
+    with loading():
+        jobs = Jobs(open_viewed(start["store"], read_only=start["read_only"]))
     for line in sys.stdin:
         try:
             sys.stdout.write(json.dumps(jobs.answer(json.loads(line))) + "\n")
