@@ -23,6 +23,7 @@ import pytest
 from fairtrial import Dataset, EvalReport, EvalSuite, Score, llm_judge, open_store
 from fairtrial.data.session.events import TokenUsage
 from fairtrial.errors import ConfigurationError, StoreUnavailableError
+from fairtrial.integrations.tracing.importing import recorded_trial
 from fairtrial.integrations.tracing.live import LiveWatch, lowered
 from fairtrial.integrations.tracing.live_traces import LiveReceiver, LiveTraces, Sampling, Stratum, position
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_traces
@@ -244,6 +245,35 @@ def test_failed_scoring_is_repeated_and_replaces_the_error(store: SqlStore) -> N
         until(lambda: clock.advance(30) > 0 and not len(watch.traces), "it is scored")
     (result,) = EvalReport.load(store, "live").results
     assert (result.outcome, result.attempt, len(calls)) == ("scored", 2, 2)
+
+
+def test_a_trace_that_cannot_be_read_again_leaves_its_place_in_the_run_to_no_other(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def fails_first(output: str) -> Score:
+        calls.append(output)
+        if len(calls) == 1:
+            raise ConnectionError("the judge is away")
+        return Score(1.0)
+
+    def damaged(trace: Any, events: Any) -> Any:
+        if calls and trace.trace_id == trace_id(1):
+            raise ValueError("a late span cannot be read")
+        return recorded_trial(trace, events)
+
+    monkeypatch.setattr("fairtrial.integrations.tracing.live.recorded_trial", damaged)
+    clock = Clock(NOON)
+    watch = watch_of(store, Sampling(1.0), fails_first, clock=clock)
+    with watching(watch) as url:
+        assert send(url, [span(1)]) == 200
+        until(lambda: bool(calls) and store.done(store.runs()[0].run_id) != b"", "the error is stored")
+        until(lambda: clock.advance(30) > 0 and not len(watch.traces), "the trace is left out")
+        assert send(url, [span(2)]) == 200
+        until(lambda: clock.advance(1) > 0 and not len(watch.traces), "the next one is scored", seconds=20)
+    results = {result.sample_id: result.outcome for result in EvalReport.load(store, "live").results}
+    assert results == {trace_id(1): "scorer_error", trace_id(2): "scored"}
 
 
 def test_a_live_run_with_gaps_and_unscored_trials_is_rescored_with_its_weights(any_store: SqlStore) -> None:

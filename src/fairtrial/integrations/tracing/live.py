@@ -192,7 +192,8 @@ class _DayTrials:
                 log.warning("trace %s cannot be read and is left out: %s: %s", one.trace, type(error).__name__, error)
                 traces.counts.incomplete += 1
                 left_out.append(one.trace)
-                self._free.appendleft(ordinal)
+                if before is None:  # Else the store has a result there.
+                    self._free.appendleft(ordinal)
         if planned:
             store.extend_run(run.run_id, self._next, epoch=self._work.epoch)
         self._queue.extend(planned)
