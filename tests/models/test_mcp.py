@@ -18,7 +18,7 @@ from fairtrial import Attachment, Dataset, EvalSuite, Experiment, Sample, ToolCa
 from fairtrial.data import BlobFolder
 from fairtrial.data.session import ToolInvoked
 from fairtrial.errors import ConfigurationError, MissingExtraError, ToolServerError
-from fairtrial.models import AgentEnded, ResponseCache, ScriptedAdapter, agent_task, mcp_tools
+from fairtrial.models import AgentEnded, ResponseCache, ScriptedAdapter, agent_task, mcp_connection, mcp_tools
 from fairtrial.models import mcp as mcp_module
 from fairtrial.models.mcp import McpServer
 from fairtrial.models.tools import as_tools
@@ -35,7 +35,7 @@ FAULTS = str(Path(__file__).with_name("mcp_faults.py"))
 @pytest.fixture(autouse=True)
 def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Import the SDK before any time limit, and give servers that hang less time to end by themselves."""
-    mcp_module._import_sdk()
+    mcp_connection.import_sdk()
     monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.3)
     monkeypatch.setattr("mcp.client.stdio.FORCE_KILL_TIMEOUT", 0.3)
 
@@ -127,7 +127,7 @@ async def test_each_trial_has_a_server_of_its_own_and_calls_of_a_turn_share_it(t
 async def test_a_shared_server_is_started_once_and_ends_after_the_last_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_module, "_IDLE_SECONDS", 600.0)
+    monkeypatch.setattr(mcp_connection, "_IDLE_SECONDS", 600.0)
     shared = server(tmp_path, shared=True)
     task = agent_task(
         ScriptedAdapter(lambda messages: [ToolCall("pid", {})] if len(messages) == 1 else "done"), tools=[shared]
@@ -137,7 +137,7 @@ async def test_a_shared_server_is_started_once_and_ends_after_the_last_trial(
     found = {call.result for result in report.results for call in result.session[ToolInvoked].all()}
     assert found == {str(pid) for pid in pids(tmp_path)}
     assert len(found) == 1
-    monkeypatch.setattr(mcp_module, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(mcp_connection, "_IDLE_SECONDS", 0.0)
     await run(task)
     assert await all_gone(tmp_path)
     assert len(pids(tmp_path)) == 1
@@ -150,7 +150,7 @@ async def test_a_shared_server_that_died_is_started_again_by_the_next_trial(tmp_
     result, _ = await run(agent_task(script("pid"), tools=[shared]))
     assert result.passed
     assert len(pids(tmp_path)) == 2
-    await shared._shared_servers[asyncio.get_running_loop()].stop()
+    await shared.shared_servers[asyncio.get_running_loop()].stop()
     assert not any(map(is_running, pids(tmp_path)))
 
 
@@ -246,16 +246,16 @@ async def test_a_server_that_fails_is_an_error_of_the_trial_and_not_of_the_agent
 
 
 async def test_the_last_words_of_a_server_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = mcp_module._LastWords._read
+    read = mcp_connection._LastWords._read
 
-    def read_late(words: mcp_module._LastWords, reading: int) -> None:
+    def read_late(words: mcp_connection._LastWords, reading: int) -> None:
         deadline = time.monotonic() + 30
         while (not pids(tmp_path) or any(map(is_running, pids(tmp_path)))) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
         read(words, reading)
 
-    monkeypatch.setattr(mcp_module._LastWords, "_read", read_late)
+    monkeypatch.setattr(mcp_connection._LastWords, "_read", read_late)
     result, _ = await run(agent_task(script("die"), tools=[server(tmp_path)]))
     assert "cannot go on: disk full" in str(result.error)
 
@@ -425,7 +425,7 @@ def test_a_server_is_part_of_the_identity_of_a_run_and_its_environment_is_not(tm
 
 def test_a_server_can_be_sent_to_another_process(tmp_path: Path) -> None:
     shared = server(tmp_path, shared=True, env={"A": "b"})
-    assert shared._shared_servers == {}
+    assert shared.shared_servers == {}
     copy = pickle.loads(pickle.dumps(shared))
     assert (copy.command, copy.env, copy.shared) == (shared.command, {"A": "b"}, True)
 

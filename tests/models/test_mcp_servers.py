@@ -18,7 +18,7 @@ from fairtrial import Attachment, ToolCall
 from fairtrial.data import BlobFolder
 from fairtrial.data.session import ToolInvoked
 from fairtrial.models import ScriptedAdapter, agent_task, mcp_tools
-from fairtrial.models.mcp import _import_sdk
+from fairtrial.models.mcp_connection import import_sdk
 from tests.models.mcp_faults import png
 from tests.models.test_agent import run
 from tests.models.test_mcp import error_of, script
@@ -31,7 +31,7 @@ HEADERS = {"authorization": "Bearer test"}
 @pytest.fixture(autouse=True)
 def sdk() -> None:
     """Import it before any time limit."""
-    _import_sdk()
+    import_sdk()
 
 
 @contextmanager
