@@ -131,7 +131,7 @@ class Connection:
             if error.code == REQUEST_TIMEOUT:
                 raise ToolCallError(f"the server did not answer within {seconds:g} s") from None
             if error.code == CONNECTION_CLOSED:
-                self._words.wait()
+                await in_thread(self._words.wait)
                 raise self._error(f"ended the connection at a call of {name!r}") from None
             raise ToolCallError(str(error)[:LONGEST_ERROR]) from None
         except Exception as error:
