@@ -6,7 +6,7 @@ python scripts/peers receivers   send a run to Phoenix and MLflow and read it ba
 python scripts/peers trainers    train with TRL, verl, verifiers and others on a CPU
 python scripts/peers side_by_side  one small task in Fairtrial and four other tools: lines, size, CPU, crash
 python scripts/peers cgroups     limits of sandboxes by cgroup v2, on User-mode Linux, which needs no privileges
-python scripts/peers versions    the tests on Python 3.12 to 3.15, Redis 8, Valkey 9 and PostgreSQL 18
+python scripts/peers versions    the tests on Python 3.12 to 3.14, Redis 8, Valkey 9 and PostgreSQL 18
 
 Each has options: python scripts/peers NAME --help
 """
