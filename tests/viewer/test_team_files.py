@@ -156,6 +156,16 @@ def close(server: TeamServer) -> None:
         viewer.store.close()
 
 
+def test_a_store_that_is_not_there_is_named_and_not_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = team(tmp_path, "")
+    assert (server.app.away, (tmp_path / "support.db").exists()) == (["support"], False)
+    assert f"project support is away, and is tried again every 10 s: there is no store at {tmp_path}" in caplog.text
+    open_store(str(tmp_path / "support.db")).close()
+    server._open("support")
+    assert (server.app.away, list(server.viewers)) == ([], ["support"])
+    close(server)
+
+
 def test_the_schedule_deletes_old_runs_but_not_those_that_are_kept(tmp_path: Path) -> None:
     now = time.time()
     store = open_store(str(tmp_path / "support.db"))

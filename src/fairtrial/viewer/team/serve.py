@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from anyio import to_thread
 
@@ -77,6 +78,8 @@ class TeamServer:
         access = Access(f"p/{name}", secrets.token_urlsafe(24), frozenset(), self._settings.secure)
         title = self._settings.projects[name].title or name
         try:
+            if isinstance(database, Path) and not database.exists():
+                raise StoreError(f"there is no store at {database}")  # An empty one would hide a wrong path.
             store = open_viewed(url, read_only=False)
         except StoreError as error:
             problem = str(error).partition("\n")[0]
