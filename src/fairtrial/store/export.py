@@ -117,8 +117,8 @@ def _column_groups(
 
     if isinstance(store, SqlReads) and ordinals is None:  # In a quarter of the CPU time of the other way.
         names = ColumnNames(columns.metrics, columns.criteria, columns.metadata)
-        for rows in store.export_pages(columns.run.run_id, _ROW_GROUP):
-            yield column_values(columns.run, names, bool(columns.weight), rows)
+        for page in store.export_pages(columns.run.run_id, _ROW_GROUP):
+            yield column_values(columns.run, names, bool(columns.weight), page)
         return
     numbers = columns.kinds
     for group in batched(columns.rows(store, ordinals=ordinals), _ROW_GROUP):

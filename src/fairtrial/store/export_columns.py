@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
 from fairtrial.base.codec import decode, dumps
 from fairtrial.base.codec.escape import MARK, parse_json
 from fairtrial.base.frozen import EMPTY
@@ -21,7 +19,6 @@ from fairtrial.store.rows import (
     read_metadata,
     restored_text,
 )
-from fairtrial.store.schema import details, results, samples
 
 
 class ColumnNames(NamedTuple):
@@ -30,36 +27,6 @@ class ColumnNames(NamedTuple):
     metrics: Sequence[str]
     criteria: Sequence[str]
     metadata: Sequence[str]
-
-
-EXPORTED: Mapping[str, sa.ColumnElement[Any]] = {
-    "ordinal": results.c.ordinal,
-    "experiment": results.c.experiment,
-    "sample_id": samples.c.id,
-    "repeat": results.c.repeat,
-    "outcome": results.c.outcome,
-    "passed": results.c.passed,
-    "value": results.c.value,
-    "reward": sa.func.coalesce(results.c.reward, results.c.value),
-    "reason": details.c.reason,
-    "metrics": results.c.metrics,
-    "verdicts": results.c.verdicts,
-    "score": details.c.score,
-    "latency_ms": results.c.latency_ms,
-    "untimed": sa.case((results.c.timed == 0, details.c.metadata)),
-    "tokens": sa.cast(results.c.input_tokens, sa.BigInteger) + results.c.output_tokens,
-    "cost": results.c.cost_usd,
-    "judge_cost": results.c.judge_cost_usd,
-    "cache_hits": results.c.cache_hits,
-    "unpriced_calls": sa.cast(results.c.unpriced_calls, sa.BigInteger) + results.c.unpriced_judge_calls,
-    "error": details.c.error,
-    "stage": results.c.stage,
-    "output": details.c.output,
-    "expected": sa.case((samples.c.input.is_not(None), samples.c.expected)),
-    "input": samples.c.input,
-    "metadata": sa.case((samples.c.input.is_not(None), samples.c.metadata)),
-}
-"""What is read of each result."""
 
 
 def cell_text(value: Any) -> str | None:
@@ -74,17 +41,16 @@ def cell_text(value: Any) -> str | None:
 
 @damage_refused
 def column_values(
-    run: RunRecord, names: ColumnNames, weighted: bool, rows: Sequence[Sequence[Any]]
+    run: RunRecord, names: ColumnNames, weighted: bool, of: Mapping[str, Sequence[Any]]
 ) -> dict[str, list[Any]]:
-    """Return the cells of results by the names of their columns, from rows of `EXPORTED`."""
-    of = dict(zip(EXPORTED, zip(*rows, strict=True), strict=True))
+    """Return the cells of results by the names of their columns, from a page of what the database has of them."""
     if None in of["sample_id"]:
         ordinal = of["ordinal"][of["sample_id"].index(None)]
         raise StoreError(f"the store is damaged: the sample of trial {ordinal} of run {run.run_id} is missing")
     scored = [value is not None for value in of["value"]]
     cells: dict[str, list[Any]] = {
-        "run": [cell_text(run.run_id)] * len(rows),
-        "suite": [cell_text(run.suite)] * len(rows),
+        "run": [cell_text(run.run_id)] * len(scored),
+        "suite": [cell_text(run.suite)] * len(scored),
         "experiment": _named([cell_text(name) for name in run.experiments], of["experiment"]),
         "sample_id": _texts(of["sample_id"]),
         "repeat": list(of["repeat"]),

@@ -23,7 +23,6 @@ from fairtrial.store import rows as row_codec
 from fairtrial.store import totals as aggregates
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.export_columns import EXPORTED
 from fairtrial.store.looks import read_looks
 from fairtrial.store.numbers import BlockState, NumberTexts, RunVerdicts, SampleState, SampleTexts, StoredProgress
 from fairtrial.store.objects import Objects, open_objects
@@ -38,6 +37,35 @@ _SLIM_PAGE = 5_000  # Rows of a few numbers.
 _BLOCK = 1 << 16  # Ordinals looked at together when the done ones are collected; a multiple of 8.
 _WIDTH = len(row_codec.READ_RESULT)
 _TOO_LONG = "[]"  # Instead of metadata that is too long for a preview.
+
+_EXPORTED: Mapping[str, sa.ColumnElement[Any]] = {
+    "ordinal": results.c.ordinal,
+    "experiment": results.c.experiment,
+    "sample_id": samples.c.id,
+    "repeat": results.c.repeat,
+    "outcome": results.c.outcome,
+    "passed": results.c.passed,
+    "value": results.c.value,
+    "reward": sa.func.coalesce(results.c.reward, results.c.value),
+    "reason": details.c.reason,
+    "metrics": results.c.metrics,
+    "verdicts": results.c.verdicts,
+    "score": details.c.score,
+    "latency_ms": results.c.latency_ms,
+    "untimed": sa.case((results.c.timed == 0, details.c.metadata)),
+    "tokens": sa.cast(results.c.input_tokens, sa.BigInteger) + results.c.output_tokens,
+    "cost": results.c.cost_usd,
+    "judge_cost": results.c.judge_cost_usd,
+    "cache_hits": results.c.cache_hits,
+    "unpriced_calls": sa.cast(results.c.unpriced_calls, sa.BigInteger) + results.c.unpriced_judge_calls,
+    "error": details.c.error,
+    "stage": results.c.stage,
+    "output": details.c.output,
+    "expected": sa.case((samples.c.input.is_not(None), samples.c.expected)),
+    "input": samples.c.input,
+    "metadata": sa.case((samples.c.input.is_not(None), samples.c.metadata)),
+}
+"""What an export reads of each result."""
 
 
 class SqlReads(protocol.RunStore):
@@ -356,11 +384,12 @@ class SqlReads(protocol.RunStore):
         query = query.where(samples.c.dataset == dataset_of(number), whole)
         return (text for _ordinal, text in self._pages(query, samples.c.ordinal, _PAGE))  # Each may be large.
 
-    def export_pages(self, run_id: str, size: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """Yield the columns `EXPORTED` of each result in plan order, in pages of `size` rows."""
+    def export_pages(self, run_id: str, size: int) -> Iterator[Mapping[str, Sequence[Any]]]:
+        """Yield what an export needs of the results in plan order, as columns by name, of `size` results at a time."""
         number, _run = self._run(run_id)
-        query = sa.select(*EXPORTED.values()).select_from(_with_samples(number)).where(results.c.run == number)
-        return batched(self._pages(query, results.c.ordinal, size), size)
+        query = sa.select(*_EXPORTED.values()).select_from(_with_samples(number)).where(results.c.run == number)
+        for rows in batched(self._pages(query, results.c.ordinal, size), size):
+            yield dict(zip(_EXPORTED, zip(*rows, strict=True), strict=True))
 
     def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
         """Yield (ordinal, id, values of these metadata keys) of the known samples, ascending."""
