@@ -245,7 +245,10 @@ async def test_a_server_that_fails_is_an_error_of_the_trial_and_not_of_the_agent
     assert not any(map(is_running, pids(tmp_path)))
 
 
-async def test_the_last_words_of_a_server_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fault", "words"), [("", "cannot go on: disk full"), ("ends", "cannot start: no database")])
+async def test_the_last_words_of_a_server_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
+) -> None:
     read = mcp_connection._LastWords._read
 
     def read_late(words: mcp_connection._LastWords, reading: int) -> None:
@@ -256,8 +259,7 @@ async def test_the_last_words_of_a_server_are_waited_for(tmp_path: Path, monkeyp
         read(words, reading)
 
     monkeypatch.setattr(mcp_connection._LastWords, "_read", read_late)
-    result, _ = await run(agent_task(script("die"), tools=[server(tmp_path)]))
-    assert "cannot go on: disk full" in str(result.error)
+    assert words in await error_of(agent_task(script("die"), tools=[server(tmp_path, fault)]))
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,10 @@ class Connection:
         seconds = self._source.start_seconds
         await asyncio.wait({self._holder, self._client}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not self._client.done():
-            failed = "cannot be started" if self._source.address is None else "cannot be reached"
-            raise self._error(failed if self._holder.done() else f"did not answer within {seconds:g} s of its start")
+            if not self._holder.done():
+                raise self._error(f"did not answer within {seconds:g} s of its start")
+            await in_thread(self._words.wait)
+            raise self._error("cannot be started" if self._source.address is None else "cannot be reached")
         await self.list_tools()
 
     async def stop(self) -> None:
