@@ -20,6 +20,7 @@ from fairtrial import (
     TrialContext,
     compare,
     gate,
+    leaderboard,
     plan,
 )
 from fairtrial.base.formatting import samples_text, size_text
@@ -96,6 +97,46 @@ async def test_candidates_that_are_compared_together_are_looks_each() -> None:
     assert made.alpha == pytest.approx(3 * 0.05 / 12)
     assert "Looks 1 to 3 at this test split" in made.to_markdown()
     assert compare(baseline, candidates[0]).alpha == pytest.approx(0.05 / 2)
+
+
+async def test_each_new_pair_of_a_leaderboard_is_a_look_and_showing_it_again_is_none() -> None:
+    prompts = Prompts(MemoryStore())
+    first, second, third, fourth = [await prompts.run(seed) for seed in range(4)]
+    compare(first, second)
+    made = leaderboard(first, second, third)
+    assert made.warnings[0].startswith(f"Looks 1 to 3 at this test split ({SIZE} samples). Each further look makes it")
+    assert made.alpha == 0.05
+    assert made.warnings[0] in made.to_markdown()
+    assert leaderboard(third, second, first).warnings[0] == made.warnings[0]
+    assert len(prompts.store.looks(SPLITS.test.fingerprint)) == 3
+    fourth_look = compare(first, fourth).looks
+    assert fourth_look is not None
+    assert fourth_look.numbers == (4,)
+    again = compare(third, second).looks
+    assert again is not None
+    assert again.numbers[0] in (2, 3)
+
+
+async def test_the_level_of_a_leaderboard_is_spent_over_looks_if_the_plan_says_so() -> None:
+    prompts = Prompts(MemoryStore(), plan=AnalysisPlan(looks=True, alpha=0.04))
+    systems = [await prompts.run(seed) for seed in range(3)]
+    made = leaderboard(*systems)
+    assert made.alpha == pytest.approx(3 * 0.04 / 12)
+    assert "Looks 1 to 3" in made.warnings[0]
+    assert "its level is 1%, so that all looks together stay within 4%." in made.warnings[0]
+    pair = compare(systems[0], systems[1], systems[2])
+    assert pair.alpha == pytest.approx(2 * 0.04 / 6)
+    smaller = leaderboard(*systems, alpha=0.012)
+    assert smaller.alpha == pytest.approx(0.003)
+
+
+async def test_a_leaderboard_off_the_test_split_is_no_look() -> None:
+    store = MemoryStore()
+    validation = Prompts(store, SPLITS.validation, plan=AnalysisPlan(looks=True))
+    made = leaderboard(await validation.run(1), await validation.run(2))
+    assert made.alpha == 0.05
+    assert "look" not in made.to_markdown()
+    assert not store.looks(SPLITS.test.fingerprint)
 
 
 async def test_a_plan_with_looks_spends_alpha_over_all_of_them() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from fairtrial.base.codec import digest
 from fairtrial.base.formatting import level, samples_text
-from fairtrial.data.splits import TEST
+from fairtrial.data.splits import TEST, SplitOrigin
 from fairtrial.errors import StoreError
+from fairtrial.reports.figures.analysis_plan import plan_of_sides
 from fairtrial.reports.figures.metrics import ExperimentSource
 
 MANY_LOOKS = 10
@@ -28,7 +30,8 @@ class TestLooks:
     Attributes:
         split: The fingerprint of the test split.
         samples: Number of samples in it.
-        numbers: The number of the look of each candidate, from 1; 0 for one that is not on the split.
+        numbers: The number of the look of each candidate, or of each pair of a leaderboard, from 1; 0 for one that is
+            not on the split.
         alpha: The accepted chance of a false alarm over all looks at the split.
         spends: Whether the plan spends alpha over looks.
         fresh: From the tenth look on, how many new samples would detect the smallest difference that matters.
@@ -49,7 +52,7 @@ class TestLooks:
     def spent(self) -> float:
         """The level of the comparison.
 
-        With several candidates, the level of the last look times their number. Holm's method then rejects no more often
+        With several pairs, the level of the last look times their number. Holm's method then rejects no more often
         than the parts of the looks allow, also if these pairs are shown alone before or after.
         """
         looks = [number for number in self.numbers if number]
@@ -106,18 +109,44 @@ def ordinal(number: int) -> str:
 def look_at(sources: Sequence[ExperimentSource], alpha: float, *, spends: bool) -> TestLooks | None:
     """Record that candidates are compared with a baseline, the first source; None if that is not on a test split."""
     baseline, *candidates = sources
-    split = baseline.run.noted.split
+    return _record([(baseline, one) for one in candidates], alpha, spends=spends)
+
+
+def look_at_all(sources: Sequence[ExperimentSource], alpha: float) -> list[TestLooks]:
+    """Record that all pairs of systems are compared: for each test split that two of them are on, their looks.
+
+    As in a comparison, the plan of these systems says whether alpha is spent over looks; it then is the plan's at most.
+    """
+    splits: dict[SplitOrigin, list[ExperimentSource]] = {}
+    for one in sources:
+        if one.run.noted.split is not None:
+            splits.setdefault(one.run.noted.split, []).append(one)
+    found = []
+    for group in splits.values():
+        planned = plan_of_sides(group)
+        plan = None if planned is None else planned.in_use
+        spends = plan is not None and plan.looks
+        total = min(alpha, plan.alpha) if plan is not None and spends else alpha
+        found.append(_record(list(combinations(group, 2)), total, spends=spends))
+    return [looks for looks in found if looks is not None]
+
+
+def _record(
+    compared: Sequence[tuple[ExperimentSource, ExperimentSource]], alpha: float, *, spends: bool
+) -> TestLooks | None:
+    """Record pairs on the test split of the first side; None if it is on none, or no other side is on it."""
+    split = compared[0][0].run.noted.split if compared else None
     if split is None or split.name != TEST:
         return None
-    pairs = [_pair(baseline, one) if one.run.noted.split == split else None for one in candidates]
+    pairs = [_pair(first, second) if second.run.noted.split == split else None for first, second in compared]
     wanted = [pair for pair in pairs if pair is not None]
     if not wanted:
         return None
-    unrecorded = ""
-    known = list(baseline.store.looks(split.fingerprint))
+    store, unrecorded = compared[0][0].store, ""
+    known = list(store.looks(split.fingerprint))
     if not set(wanted) <= set(known):
         try:
-            known = list(baseline.store.record_looks(split.fingerprint, wanted))
+            known = list(store.record_looks(split.fingerprint, wanted))
         except StoreError as error:
             known += [pair for pair in dict.fromkeys(wanted) if pair not in known]
             unrecorded = str(error)

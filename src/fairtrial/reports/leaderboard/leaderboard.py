@@ -15,6 +15,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.reports.compare import caveats, pairing
 from fairtrial.reports.compare.compare import known_metrics, read_sides
 from fairtrial.reports.compare.comparison import Verdict
+from fairtrial.reports.compare.looks import look_at_all
 from fairtrial.reports.figures import metrics
 from fairtrial.reports.figures.broken_users import check_same_users
 from fairtrial.reports.figures.column_reader import read_columns
@@ -61,7 +62,8 @@ def leaderboard(
         cluster: The metadata key whose value samples share that are not independent; None for the runs' own, "" for
             none.
         weights: The weight of each dataset by name, if there are several; by default equal ones.
-        alpha: The accepted chance that a rank interval, or an interval of a difference, misses the truth.
+        alpha: The accepted chance that a rank interval, or an interval of a difference, misses the truth; over all
+            looks at a test split if the analysis plan of the systems has `looks`.
         lower_is_better: Metrics of which less is better, besides latency, tokens and cost.
         higher_is_better: Metrics of which more is better, besides "passed", "value" and "reward".
         smallest_difference_that_matters: A system whose difference from the baseline is smaller is as good as it.
@@ -107,14 +109,26 @@ def rank_sources(
         suites = {name: read_sides(group, [metric], cluster, ()) for name, group in groups.items()}
     else:
         suites = {name: _columns_by_name(name, group, sources, metric, cluster) for name, group in groups.items()}
+    settings, about_looks = _look(groups, settings or pairing.ComparisonSettings())
     return rank_columns(
         suites,
         metric=metric,
         baseline=baseline,
         weights=weights,
         settings=settings,
-        warnings=tuple(line for group in groups.values() for line in caveats.about_runs(group)),
+        warnings=(*about_looks, *(line for group in groups.values() for line in caveats.about_runs(group))),
     )
+
+
+def _look(
+    groups: Mapping[str, Sequence[metrics.ExperimentSource]], settings: pairing.ComparisonSettings
+) -> tuple[pairing.ComparisonSettings, list[str]]:
+    """Record the looks at test splits, which all pairs of systems are; return the level that is left, and sentences."""
+    found = [(name, looks) for name, group in groups.items() for looks in look_at_all(group, settings.alpha)]
+    alpha = min((looks.spent for _, looks in found), default=settings.alpha)
+    several = len(groups) > 1
+    lines = [f"{name}: {line}" if several else line for name, looks in found for line in looks.sentences]
+    return replace(settings, alpha=alpha), lines
 
 
 def refuse_adaptive(sources: Sequence[metrics.ExperimentSource], what: str) -> None:
