@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,7 @@ def improve(
     from fairtrial.cli.running import Selection, selected, stdout_for_json
     from fairtrial.cli.screen import note
     from fairtrial.integrations.improve.gepa import gepa
-    from fairtrial.integrations.improve.searching import Searching
+    from fairtrial.integrations.improve.searching import Searching, text_parameter
     from fairtrial.reports.search.search import read_search
 
     if max_cost is None and max_trials is None:
@@ -96,6 +97,10 @@ def improve(
             _check_batches([(chosen, (suite,))])
         if not chosen.experiments:
             raise UserError(f"suite {chosen.name!r} has no experiment with parameters", "give it one with the text")
+        # What is refused leaves no file of splits behind.
+        text_parameter(chosen, chosen.experiments[0], parameter)
+        proposes = gepa if optimizer == "gepa" else load_object(optimizer, "an optimizer")
+        proposing = chosen.adapter if model is None else adapter_of(model)
         opened = options.open_when_available(url)
         search = Searching(
             chosen,
@@ -104,7 +109,7 @@ def improve(
             splits=_splits(chosen, splits, note),
             store=opened,
             optimizer=optimizer,
-            model=chosen.adapter if model is None else adapter_of(model),
+            model=proposing,
             max_cost_usd=max_cost,
             max_trials=max_trials,
             seed=seed,
@@ -112,7 +117,7 @@ def improve(
             announce=(lambda line: None) if quiet or json else note,
         )
         try:
-            search.run(gepa if optimizer == "gepa" else load_object(optimizer, "an optimizer"))
+            search.run(proposes)
         except KeyboardInterrupt:
             note("interrupted: what was evaluated is stored; the same command continues the search")
             return int(ExitCode.INTERRUPTED)
@@ -123,8 +128,10 @@ def improve(
 
 def _splits(suite: EvalSuite, file: Path | None, note: Any) -> Splits[Any, Any]:
     """Split the dataset as the file says; a new file is made beside the suite."""
-    from fairtrial.data.splits import read_request, split_dataset
+    from fairtrial.data.splits import SHARES, SplitRequest, read_request, split_dataset
+    from fairtrial.integrations.improve.searching import check_splits
 
+    check = partial(check_splits, suite)
     if suite.dataset.split_origin is not None:
         raise UserError(
             f"the dataset of suite {suite.name!r} is its {suite.dataset.split_origin.name} split",
@@ -132,8 +139,8 @@ def _splits(suite: EvalSuite, file: Path | None, note: Any) -> Splits[Any, Any]:
         )
     path = file or Path(suite.home).parent / f"{suite.name}.splits.jsonl"
     if path.exists():
-        return split_dataset(suite.dataset, read_request(path), path)
-    made = suite.dataset.split(by=suite.config.cluster or None, file=path)
+        return split_dataset(suite.dataset, read_request(path), path, check)
+    made = split_dataset(suite.dataset, SplitRequest(SHARES, by=suite.config.cluster or None), path, check)
     note(f"wrote {path}: keep it beside the suite, so that samples that are added move none")
     for line in made.notes:
         note(line)

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ FAILURES = "failures"
 """The split of samples that were chosen because a run failed them: they have no pass rate of their own."""
 SIMILAR = 0.8
 """Inputs that share this much of their text are nearly the same."""
+SHARES: Mapping[str, float] = {"train": 0.5, "validation": 0.2, TEST: 0.3}
+"""The shares of `Dataset.split` by default."""
 
 _FORMAT = "fairtrial.splits/1"
 _DIGITS = 16  # Of the digests in a file.
@@ -87,9 +89,9 @@ class SplitRequest:
     """How to split: the shares by name, and what stays together. A file keeps these with its assignments."""
 
     shares: Mapping[str, float]
-    seed: int
-    by: str | None
-    similar: float | None
+    seed: int = 0
+    by: str | None = None
+    similar: float | None = SIMILAR
 
     def __post_init__(self) -> None:
         for name, share in self.shares.items():
@@ -161,8 +163,16 @@ def read_request(file: Path) -> SplitRequest:
         raise DatasetError("not a file of splits: its first line does not say how it was made", path=file) from None
 
 
-def split_dataset(dataset: Dataset[Any, Any], request: SplitRequest, file: Path | None) -> Splits[Any, Any]:
-    """Assign every sample to a split; a file keeps the assignments, so that samples added later move none."""
+def split_dataset(
+    dataset: Dataset[Any, Any],
+    request: SplitRequest,
+    file: Path | None,
+    check: Callable[[Splits[Any, Any]], None] | None = None,
+) -> Splits[Any, Any]:
+    """Assign every sample to a split; a file keeps the assignments, so that samples added later move none.
+
+    What `check` raises leaves the file as it was.
+    """
     kept = {} if file is None or not file.exists() else _read(file, request)
     texts = TextIndex(request.similar)
     present = {sample.id for sample in dataset}
@@ -181,8 +191,6 @@ def split_dataset(dataset: Dataset[Any, Any], request: SplitRequest, file: Path 
     left_out: dict[str, str] = {}
     for group in groups:
         left_out |= _place(group, samples, texts, request)
-    if file is not None:
-        _write(file, request, kept, samples)
     chosen = {name: [place for place, one in enumerate(samples) if one.split == name] for name in NAMES}
     taken = {name: dataset.take(places) for name, places in chosen.items()}
     test = taken[TEST]
@@ -192,7 +200,12 @@ def split_dataset(dataset: Dataset[Any, Any], request: SplitRequest, file: Path 
     }
     largest = max(map(len, groups), default=0)
     notes = tuple(_notes({name: len(part) for name, part in parts.items()}, request, largest, left_out))
-    return Splits(**parts, left_out=left_out, notes=notes)
+    made: Splits[Any, Any] = Splits(**parts, left_out=left_out, notes=notes)
+    if check is not None:
+        check(made)
+    if file is not None:
+        _write(file, request, kept, samples)
+    return made
 
 
 def _cluster(sample: Any, by: str | None) -> str | None:

@@ -18,6 +18,7 @@ import pytest
 from fairtrial import open_store
 from fairtrial.cli.app import invoke
 from fairtrial.data.session import ChatMessage
+from fairtrial.data.splits import SHARES, SplitRequest
 from fairtrial.integrations.model_server import BatchOptions, ModelServer, ParsedRequest, Reply
 from fairtrial.reports.search.search import SEARCH, find_searches, read_search
 from fairtrial.store.protocol import RunStore
@@ -29,6 +30,17 @@ OWN = """
 def search(searching):
     for text in ("Answer the question. Name the unit.", "Answer the question. Be brief."):
         searching.evaluate(text, searching.validation, [searching.baseline])
+"""
+
+
+FEW = """
+import copy
+
+from improve import questions, units
+
+few = copy.copy(units)
+few.name = "few"
+few.dataset = questions().head(1)
 """
 
 
@@ -96,6 +108,36 @@ def test_what_cannot_be_searched_is_refused_before_the_first_trial(
 ) -> None:
     assert problem in improve(capsys, "improve.py:units", "--parameter", *words, code=2)
     assert not Path(".fairtrial/runs.db").exists() or not open_store(".fairtrial/runs.db").runs()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "problem"),
+    [
+        ("units", ("--parameter", "style"), "name one of prompt"),
+        ("units", ("--parameter", "prompt", "--optimizer", "hill"), "must be FILE:NAME"),
+        ("few", ("--parameter", "prompt"), "train split of 'distances' is empty: add samples"),
+    ],
+)
+def test_a_search_that_is_refused_writes_no_file_of_splits_and_changes_none(
+    place: Path, capsys: pytest.CaptureFixture[str], name: str, words: tuple[str, ...], problem: str
+) -> None:
+    (place / "suites.py").write_text(FEW)
+    assert problem in improve(capsys, f"suites.py:{name}", "--max-cost", "1", *words, code=2)
+    assert not list(place.glob("*.splits.jsonl"))
+    (place / "kept.jsonl").write_text(json.dumps(SplitRequest(SHARES).header) + "\n")
+    before = (place / "kept.jsonl").read_bytes()
+    assert problem in improve(capsys, f"suites.py:{name}", "--max-cost", "1", "--splits", "kept.jsonl", *words, code=2)
+    assert (place / "kept.jsonl").read_bytes() == before
+
+
+def test_the_file_of_splits_that_improve_makes_is_the_one_of_the_dataset(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--parameter", "prompt", "--optimizer", "mine.py:search", "--max-trials", "1")
+    assert "raise the budget" in improve(capsys, "improve.py:units", *words, code=2)
+    units = load_module("improve.py").units
+    units.dataset.split(by=units.config.cluster or None, file="own.jsonl")
+    assert (place / "units.splits.jsonl").read_bytes() == (place / "own.jsonl").read_bytes()
 
 
 @pytest.mark.long

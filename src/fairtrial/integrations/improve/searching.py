@@ -63,6 +63,25 @@ class Evaluated:
     results: tuple[EvalResult, ...]
 
 
+def text_parameter(suite: EvalSuite, experiment: Experiment, parameter: str) -> str:
+    """Return the text to improve; raises ConfigurationError if the experiment has none of this name."""
+    text = experiment.params.get(parameter)
+    if not isinstance(text, str):
+        texts = ", ".join(name for name, value in experiment.params.items() if isinstance(value, str))
+        raise ConfigurationError(
+            f"experiment {experiment.name!r} of suite {suite.name!r} has no text parameter {parameter!r}\n"
+            + (f"name one of {texts}" if texts else "give it the text as a parameter, which the task reads")
+        )
+    return text
+
+
+def check_splits(suite: EvalSuite, splits: Splits[Any, Any]) -> None:
+    """Raise ConfigurationError if a split is empty."""
+    for name in ("train", "validation", "test"):
+        if not len(getattr(splits, name)):
+            raise ConfigurationError(f"the {name} split of {suite.dataset.name!r} is empty: add samples")
+
+
 class Searching:
     """A search in progress.
 
@@ -97,16 +116,8 @@ class Searching:
         plan: AnalysisPlan | None = None,
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
-        baseline = experiment.params.get(parameter)
-        if not isinstance(baseline, str):
-            texts = ", ".join(name for name, value in experiment.params.items() if isinstance(value, str))
-            raise ConfigurationError(
-                f"experiment {experiment.name!r} of suite {suite.name!r} has no text parameter {parameter!r}\n"
-                + (f"name one of {texts}" if texts else "give it the text as a parameter, which the task reads")
-            )
-        for name in ("train", "validation", "test"):
-            if not len(getattr(splits, name)):
-                raise ConfigurationError(f"the {name} split of {suite.dataset.name!r} is empty: add samples")
+        baseline = text_parameter(suite, experiment, parameter)
+        check_splits(suite, splits)
         self.baseline, self.parameter, self.seed = baseline, parameter, seed
         self.train: Sequence[Sample[Any, Any]] = tuple(splits.train)
         self.validation: Sequence[Sample[Any, Any]] = tuple(splits.validation)
