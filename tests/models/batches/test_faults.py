@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fairtrial import open_store
-from fairtrial.integrations.model_server import BatchFault
+from fairtrial.errors import ModelAuthError
+from fairtrial.integrations.model_server import BatchFault, BatchOptions, FaultRule, ModelServer, NotAuthorised
 from fairtrial.models import Batching
 from fairtrial.store.batches import batch_table
 from fairtrial.store.protocol import RunStore
@@ -134,3 +135,29 @@ async def test_batches_of_others_are_not_taken_for_lost_ones(provider: str, stor
         ledger = running.batches()
     assert [result.outcome for result in report.results] == ["scored"] * 3
     assert len([one for one in ledger.created if not one.foreign]) == 1
+
+
+@pytest.mark.parametrize("looked_at", ["state", "results"])
+async def test_a_key_that_fails_while_batches_are_watched_says_that_they_stay_and_the_run_continues_with_them(
+    looked_at: str, provider: str, store: RunStore
+) -> None:
+    paths = {
+        ("openai", "state"): r"GET /v1/batches/",
+        ("openai", "results"): r"GET /v1/files/.*/content",
+        ("anthropic", "state"): r"GET /v1/messages/batches/[^/]*$",
+        ("anthropic", "results"): r"GET /v1/messages/batches/.*/results",
+    }
+    refused = FaultRule(NotAuthorised(), attempts=(1, 2), when=paths[provider, looked_at])
+    with ModelServer(faults=[refused], batches=BatchOptions(0.3)) as running:
+        model = adapter(provider, running)
+        for _process in ("that sent them", "that continues"):
+            with pytest.raises(ModelAuthError) as caught:
+                await evaluate_turns(model, store, count=3)
+            assert "The key is not valid." in str(caught.value)
+            assert "the batches stay at the provider" in str(caught.value)
+            assert "once this key works again, the same command continues with them" in str(caught.value)
+        report = await evaluate_turns(model, store, count=3)
+        ledger = running.batches()
+    assert [result.outcome for result in report.results] == ["scored"] * 3
+    assert len(ledger.created) == 1
+    assert ledger.paid_twice() == {}

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.data.session.events import TokenUsage
-from fairtrial.errors import ConfigurationError, ModelError, ModelUnavailableError
+from fairtrial.errors import ConfigurationError, ModelAuthError, ModelError, ModelUnavailableError
 from fairtrial.models.batches.batching import Batching, current_batches
 from fairtrial.models.batches.requests import account_digest
 from fairtrial.models.pricing import UsageExtras, priced
@@ -113,6 +113,15 @@ class BatchCalls:
         if self._adapter._renewed_key is not None:
             client = client.with_options(api_key=await self._adapter._current_key())
         return client
+
+    def with_batches_kept(self, error: ModelAuthError) -> ModelAuthError:
+        """Return the error of a key that was refused after a batch was sent, with what becomes of the batches."""
+        renewed = self._adapter._renewed_key is not None
+        once = "a key works" if renewed else "this key works again"
+        other = "" if renewed else " (with another key, it sends their requests again)"
+        return ModelAuthError(
+            f"{error}\nthe batches stay at the provider: once {once}, the same command continues with them{other}"
+        )
 
     def error(self, error: Exception) -> ModelError:
         """Return the `ModelError` for an error of the SDK or of a line; raises any other error."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.errors import ModelError, ModelUnavailableError
+from fairtrial.errors import ModelAuthError, ModelError, ModelUnavailableError
 from fairtrial.models.batches.batch_queue import BatchQueue
 from fairtrial.models.batches.calls import pause_after
 from fairtrial.models.batches.recovery import MARGIN_SECONDS, Adopt, Candidate, Read, Wait, decide
@@ -65,6 +65,8 @@ class SentBatch:
             elif not await self._find():
                 return
             await self._follow()
+        except ModelAuthError as error:
+            raise self._calls.with_batches_kept(error) from error
         finally:
             self._queue.make_room()
 
@@ -80,6 +82,8 @@ class SentBatch:
                 return
             if self._rows or not await self._has_ended():
                 await self._follow()
+        except ModelAuthError as error:
+            raise self._calls.with_batches_kept(error) from error
         finally:
             self._queue.make_room()
 
