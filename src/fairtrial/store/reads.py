@@ -115,6 +115,16 @@ class SqlReads(protocol.RunStore):
         with self._read() as connection:
             return [records.read_run(dict(found)) for found in connection.execute(query).mappings()]
 
+    def live_runs(self, suite: str, days: Sequence[str]) -> list[protocol.RunRecord]:
+        """Return the runs of live traces of these days, newest first; rescored ones are left out, however many."""
+        query = sa.select(runs).where(
+            runs.c.suite == escape_text(suite), runs.c.dataset_version.in_(days), runs.c.parent_run.is_(None)
+        )
+        with self._read() as connection:
+            rows = connection.execute(query.order_by(runs.c.id.desc())).mappings()
+            found = [records.read_run(dict(row)) for row in rows]
+        return [run for run in found if run.noted.sampling is not None and run.noted.sampling.day in days]
+
     def looks(self, split: str) -> list[str]:
         """Return the pairs that were compared on the test split with this fingerprint; the first look comes first."""
         with self._read() as connection:

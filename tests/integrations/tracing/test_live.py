@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from fairtrial.integrations.tracing.live_traces import LiveReceiver, LiveTraces,
 from fairtrial.integrations.tracing.received import ReceivedSpan, parse_traces
 from fairtrial.models import ScriptedAdapter
 from fairtrial.reports.watch.alarm import watch_alarm
-from fairtrial.store.notes import SAMPLING_STRATUM, SAMPLING_WEIGHT
+from fairtrial.store.notes import SAMPLING_STRATUM, SAMPLING_WEIGHT, write_notes
+from fairtrial.store.protocol import RunStatus
 from fairtrial.store.sql import SqlStore
 from fairtrial.trials import EvalConfig
 from tests.integrations.tracing.live_traffic import LONG, send, span, trace_id, until, watching
@@ -226,6 +228,34 @@ def test_each_day_has_a_run_of_its_own_and_ends_with_the_day(store: SqlStore) ->
     assert (first.status, first.dataset_version, first.planned) == ("finished", "2026-11-13", 1)
     assert (newest.status, newest.dataset_version, newest.planned) == ("interrupted", "2026-11-14", 1)
     assert first.dataset_fingerprint != newest.dataset_fingerprint
+
+
+def test_a_restart_finds_the_run_of_the_day_and_its_rate_behind_any_number_of_other_runs(any_store: SqlStore) -> None:
+    store, clock = any_store, Clock(NOON)
+    watch = watch_of(store, Sampling(1.0), clock=clock)
+    with watching(watch) as url:
+        assert send(url, [span(1)]) == 200
+        until(lambda: not len(watch.traces), "the first is scored")
+    (live,) = store.runs()
+    note = live.noted.sampling
+    assert note is not None
+    lower = replace(note, rates=((NOON, 0.999),))
+    store.update_run(live.run_id, notes=write_notes(sampling=lower))
+    for number in range(12):  # The last ones were interrupted, which makes them no runs of the day.
+        status: RunStatus = "finished" if number < 8 else "interrupted"
+        again = replace(live, run_id=f"again{number}", number=0, parent_run=live.run_id, status=status)
+        store.create_run(replace(again, notes=write_notes(sampling=note)))
+        store.create_run(replace(again, run_id=f"other{number}", parent_run=None, notes={}))
+    restarted = watch_of(store, Sampling(1.0), clock=clock)
+    with watching(restarted) as url:
+        assert send(url, [span(1), span(2)]) == 200
+        until(lambda: not len(restarted.traces), "the second is scored")
+        assert restarted.traces.factor(clock()) == 0.999
+    assert len(store.runs()) == 25
+    assert {one.sample_id for one in store.results(live.run_id)} == {trace_id(1), trace_id(2)}
+    assert [run.status for run in store.runs() if run.run_id.startswith("again")] == ["interrupted"] * 4 + [
+        "finished"
+    ] * 8
 
 
 def test_failed_scoring_is_repeated_and_replaces_the_error(store: SqlStore) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import batched
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ _POLL_SECONDS = 0.2
 _ATTEMPTS = 3  # Of scoring.
 _RETRY_SECONDS = 60.0
 _FEW_TRIALS = 20  # Before that, their number says too little about the rest of the day.
+_NEAR_DAYS = range(-9, 3)  # Whose runs may have a trace, whose spans are sent again.
 _TOLERANCE = 0.95  # Rates are lowered when the budget allows less than this share of them.
 
 
@@ -100,12 +101,13 @@ class _DayTrials:
         totals = store.totals(run.run_id)
         self._spent = sum(one.judge_cost_usd or 0.0 for one in totals)
         self._scored = self._before = sum(one.outcomes.get("scored", 0) for one in totals)
-        others = [one for one in store.runs(suite=run.suite, limit=10) if one.run_id != run.run_id]
-        sampled = {one.run_id: note.day for one in others if (note := one.noted.sampling) is not None}
-        self._others = list(sampled)
-        for other, day in sampled.items():
-            if day == self._day:  # Of another evaluator: the budget is the day's.
-                self._spent += sum(one.judge_cost_usd or 0.0 for one in store.totals(other))
+        day = date.fromisoformat(self._day)
+        days = [(day + timedelta(days=more)).isoformat() for more in _NEAR_DAYS]
+        others = [one for one in store.live_runs(run.suite, days) if one.run_id != run.run_id]
+        self._others = [one.run_id for one in others]
+        for one in others:
+            if one.dataset_version == self._day:  # Of another evaluator: the budget is the day's.
+                self._spent += sum(part.judge_cost_usd or 0.0 for part in store.totals(one.run_id))
 
     def missing(self, done: bytearray) -> TrialFeed:
         """Return no trials: what the store has lost is in the spool, and is read again by the next run."""
@@ -363,9 +365,9 @@ class LiveWatch:
 
     def _restore_factor(self) -> None:
         today = utc_day(self.clock())
-        for run in self.store.runs(suite=self._request.suite, limit=4):
+        for run in self.store.live_runs(self._request.suite, [today]):
             note = run.noted.sampling
-            if note is not None and note.day == today and note.rates:
+            if note is not None and note.rates:
                 self.traces.set_factor(today, note.rates[-1][1])
                 return
 
@@ -400,9 +402,8 @@ class LiveWatch:
     def _open_run(self, request: RunRequest, day: str) -> ResumedRun:
         """Resume the run of a day, or create it; another evaluator has a run of its own."""
         identity = identify(request)
-        for run in self.store.runs(suite=request.suite, limit=10):
-            note = run.noted.sampling
-            if note is None or note.day != day or run.status == "finished":
+        for run in self.store.live_runs(request.suite, [day]):
+            if run.status == "finished":
                 continue
             if (run.evaluator, run.code_hash) == (identity.evaluator[0], identity.code[-1]):
                 return ResumedRun(replace(run, dataset_size=0), resumed=True)
