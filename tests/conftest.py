@@ -19,8 +19,12 @@ from tests.figures import figure, pytest_addoption
 from tests.redis_server import RedisServer
 from tests.servers import PostgresServer
 from tests.sqs_server import CREDENTIALS, SqsServer
+from tests.streams import pytest_runtest_call, pytest_runtest_setup, pytest_runtest_teardown, pytest_unconfigure
 
-__all__ = ["figure", "pytest_addoption"]
+__all__ = [
+    "figure", "pytest_addoption", "pytest_runtest_call", "pytest_runtest_setup", "pytest_runtest_teardown",
+    "pytest_unconfigure",
+]  # fmt: skip
 
 # Shared machines stall for seconds at a time: a slow example is no finding.
 settings.register_profile("here", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
